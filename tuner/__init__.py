@@ -1,0 +1,1 @@
+"""How a study is run: propose, gate, run, score, record, show, export."""

@@ -1,0 +1,1 @@
+"""Workloads: documents, data sets, traces and arrival processes turned into a frozen list of requests."""
