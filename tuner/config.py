@@ -25,7 +25,7 @@ class EngineConfig:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def with_args(self, changes: Mapping[str, Any]) -> EngineConfig:
-        """A copy with these arguments set; `env.NAME` keys set environment variables."""
+        """Return a copy with these arguments set; `env.NAME` keys set environment variables."""
         args = {**self.args, **{k: v for k, v in changes.items() if not k.startswith("env.")}}
         env = {**self.env, **{k.removeprefix("env."): str(v) for k, v in changes.items() if k.startswith("env.")}}
         return EngineConfig(args=args, env=env)
