@@ -1,0 +1,253 @@
+"""What happened: an append-only file of JSON lines, one durable record a finished trial.
+
+The ledger is written, and synced to disk, before Optuna or MLflow hear of a trial; both are brought up to date from it.
+A line that a crash cut off in the middle is dropped on reading, and only if it is the last one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from objectives.measurement import EngineFacts, Failure, SpeedProbe
+from objectives.score import Score
+from tuner.config import EngineConfig
+from tuner.errors import StoreError
+
+
+class TrialState(StrEnum):
+    """What became of a trial."""
+
+    COMPLETE = "complete"
+    """Measured, valid, and within every constraint."""
+    INFEASIBLE = "infeasible"
+    """The configuration's fault: refused by the gate, failed for memory, invalid, or measured beyond a constraint."""
+    VOID = "void"
+    """Measured, but the measurement must not be compared."""
+    FAILED = "failed"
+    """The machine's fault, or the tuner was interrupted; never held against the configuration."""
+    RUNNING = "running"
+    """Begun and not yet finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One failed or void try within a trial that was followed by another: what went wrong and how long it took."""
+
+    failure: Failure | None
+    void: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """One trial of a study, finished or running.
+
+    Parameters
+    ----------
+    number:
+        Counts from 0 within the study; trial 0 is vLLM's defaults, the reference.
+    source:
+        Who proposed it: `"reference"`, `"recipe:NAME"`, `"design"`, `"sampler"`, `"twin"`, `"operator"`,
+        or `"sentinel"` and `"confirm"` for repeated measurements, which `repeats` then points at.
+    params:
+        Values of the searched parameters only, as the study file names them (`env.NAME` for variables).
+    config:
+        Everything that the engine is started with.
+    score, engine, speed_before, speed_after:
+        Present when an engine ran the workload to its end.
+    started_at, finished_at:
+        Unix seconds (wall clock).
+    engine_s:
+        Seconds that an engine was occupied by this trial, over all attempts; 0 for one that the gate refused.
+    repeats:
+        Number of the trial whose configuration this one measures again, or `None`.
+    """
+
+    number: int
+    state: TrialState
+    source: str
+    params: Mapping[str, Any]
+    config: EngineConfig
+    started_at: float
+    finished_at: float | None = None
+    score: Score | None = None
+    failure: Failure | None = None
+    engine: EngineFacts | None = None
+    speed_before: SpeedProbe | None = None
+    speed_after: SpeedProbe | None = None
+    attempts: tuple[Attempt, ...] = ()
+    engine_s: float = 0.0
+    predicted: bool = False
+    repeats: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StudyHeader:
+    """First line of a ledger: what every record below belongs to."""
+
+    study: str
+    spec_hash: str
+    workload_fingerprint: str
+    workload_name: str
+    vllm_version: str
+    tuner_version: str
+    created_at: float
+    kind: Literal["study"] = "study"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLine:
+    """A trial begun (state `running`) or finished; the last line of a number holds."""
+
+    record: TrialRecord
+    kind: Literal["trial"] = "trial"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The pick measured again against the reference, interleaved.
+
+    `change` maps an objective to its relative change (-0.2 is 20% less) and `interval` to that change's 95% interval;
+    `verdict` maps it to "better", "worse" or "no difference".
+    """
+
+    number: int
+    rounds: int
+    change: Mapping[str, float]
+    interval: Mapping[str, tuple[float, float]]
+    verdict: Mapping[str, str]
+    over_http: bool
+    finished_at: float
+    kind: Literal["verification"] = "verification"
+
+
+@dataclass(frozen=True, slots=True)
+class StudyNote:
+    """Something that concerns the whole study: why it stopped, drift that was seen, a gate that was switched off."""
+
+    code: str
+    text: str
+    at: float
+    values: Mapping[str, float] = field(default_factory=dict)
+    kind: Literal["note"] = "note"
+
+
+LedgerLine = Annotated[StudyHeader | TrialLine | Verification | StudyNote, Field(discriminator="kind")]
+_LINE: TypeAdapter[StudyHeader | TrialLine | Verification | StudyNote] = TypeAdapter(LedgerLine)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Everything that a ledger says, last line a trial, trials in order of their number."""
+
+    header: StudyHeader | None
+    trials: tuple[TrialRecord, ...]
+    verifications: tuple[Verification, ...]
+    notes: tuple[StudyNote, ...]
+
+    @property
+    def finished(self) -> tuple[TrialRecord, ...]:
+        """Trials that are over."""
+        return tuple(t for t in self.trials if t.state is not TrialState.RUNNING)
+
+    @property
+    def reference(self) -> TrialRecord | None:
+        """The latest finished record of vLLM's defaults as first measured, if there is one."""
+        return next((t for t in self.finished if t.source == "reference"), None)
+
+
+class Ledger:
+    """The ledger of one study, open for appending by one process and for reading by any."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, line: StudyHeader | TrialLine | Verification | StudyNote) -> None:
+        """Write one line and return when it is on disk.
+
+        Raises
+        ------
+        StoreError
+            When the file system refuses; nothing is half-written then as far as a reader can see.
+        """
+        data = _LINE.dump_json(line) + b"\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._cut_torn_line()
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(descriptor, data)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: the ledger cannot be written ({error.strerror}); free or mend it"
+            ) from error
+
+    def _cut_torn_line(self) -> None:
+        """Remove what a crash left of a last line without its end, so that the next line does not join it."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size == 0:
+                return
+            file.seek(size - 1)
+            if file.read(1) == b"\n":
+                return
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+    def lines(self) -> Iterator[StudyHeader | TrialLine | Verification | StudyNote]:
+        """Every whole line, in order.
+
+        Raises
+        ------
+        StoreError
+            When a line other than the last cannot be read: the file was changed by something else.
+        """
+        if not self.path.exists():
+            return
+        try:
+            raw = self.path.read_bytes()
+        except OSError as error:
+            raise StoreError(f"{self.path}: the ledger cannot be read ({error.strerror})") from error
+        parts = raw.split(b"\n")
+        for index, part in enumerate(parts[:-1]):
+            if not part:
+                continue
+            try:
+                yield _LINE.validate_json(part)
+            except ValidationError as error:
+                if index == len(parts) - 2:
+                    return
+                raise StoreError(
+                    f"{self.path}: line {index + 1} is not a record of this tuner; restore the file or start over "
+                    "with `tuner run --fresh`"
+                ) from error
+
+    def history(self) -> History:
+        """Read the whole file."""
+        header: StudyHeader | None = None
+        trials: dict[int, TrialRecord] = {}
+        verifications: list[Verification] = []
+        notes: list[StudyNote] = []
+        for line in self.lines():
+            match line:
+                case StudyHeader():
+                    header = line
+                case TrialLine():
+                    trials[line.record.number] = line.record
+                case Verification():
+                    verifications.append(line)
+                case StudyNote():
+                    notes.append(line)
+        return History(header, tuple(trials[n] for n in sorted(trials)), tuple(verifications), tuple(notes))
