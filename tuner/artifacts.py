@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -99,7 +99,7 @@ def load(folder: Path) -> Measurement:
 def _read(folder: Path, name: str, kind: type[Row]) -> tuple[Row, ...]:
     import pyarrow.parquet as pq
 
-    rows = pq.read_table(folder / f"{name}.parquet").to_pylist()
+    rows: list[dict[str, Any]] = pq.read_table(folder / f"{name}.parquet").to_pylist()
     return tuple(kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows)
 
 
