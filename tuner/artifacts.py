@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import TypeAdapter
 
@@ -100,7 +100,8 @@ def _read(folder: Path, name: str, kind: type[Row]) -> tuple[Row, ...]:
     import pyarrow.parquet as pq
 
     rows: list[dict[str, Any]] = pq.read_table(folder / f"{name}.parquet").to_pylist()
-    return tuple(kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows)
+    make = cast("Callable[..., Row]", kind)
+    return tuple(make(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows)
 
 
 def _schema(name: str) -> pa.Schema:
