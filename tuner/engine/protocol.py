@@ -73,9 +73,19 @@ class TokenDelta:
     preemptions: int | None = None
 
 
+class EngineDiedError(Exception):
+    """The engine itself is gone, not just one request: nothing that is in flight or still to come can be served."""
+
+
 class TokenSource(Protocol):
     """A running engine as the load driver sees it."""
 
     def generate(self, request: Request, request_id: str) -> AsyncIterator[TokenDelta]:
-        """Stream one request. Closing the iterator early aborts the request in the engine."""
+        """Stream one request. Closing the iterator early aborts the request in the engine.
+
+        Raises
+        ------
+        EngineDiedError
+            When the engine is gone. Any other exception is the fault of this one request.
+        """
         ...
