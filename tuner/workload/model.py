@@ -22,7 +22,7 @@ class Request:
         Exact number of tokens to generate (the end-of-sequence token is ignored).
     shared_tokens:
         Length of the prefix that this request shares with others on purpose; 0 for none. Everything after it is
-        private and is replaced by fresh ids on each repeat.
+        private: no other request continues that prefix with the same block of tokens.
     user:
         Index of the closed-loop user that sends this request, or `None` in an open loop.
     think_s:
@@ -55,6 +55,8 @@ class Workload:
         its scheduled arrival, so that the wait counts.
     seed:
         The seed that made it; fresh ids of later repeats derive from it.
+    keeps_text:
+        The prompts are text, of which fresh ids replace only the first tokens; otherwise they replace all.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Workload:
     vocabulary: tuple[int, int]
     seed: int
     max_concurrency: int | None = None
+    keeps_text: bool = False
 
     @property
     def longest_tokens(self) -> int:
@@ -80,7 +83,9 @@ class Workload:
         """
         digest = hashlib.sha256()
         low, high = self.vocabulary
-        digest.update(struct.pack("<4q", len(self.requests), low, high, self.max_concurrency or 0))
+        digest.update(
+            struct.pack("<5q", len(self.requests), low, high, self.max_concurrency or 0, int(self.keeps_text))
+        )
         for r in self.requests:
             digest.update(
                 struct.pack(
