@@ -97,6 +97,9 @@ _OTHERS = (
     Metric("host_utilisation_mean", "share", "minimize", "CPU utilisation of the host"),
     Metric("start_s", "s", "minimize", "time from the call to a ready engine"),
     Metric("warmup_s", "s", "minimize", "time of the warm-up"),
+    Metric(
+        "speed_index", "ratio", "minimize", "times as slow as the machine was for the reference, by the speed probe"
+    ),
     Metric("stop_s", "s", "minimize", "time to stop the engine and prove its memory free"),
 )
 
