@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from objectives.measurement import Failure, Measurement
@@ -28,6 +29,8 @@ class MeasurePlan:
         Whether the speed probe runs before and after the workload.
     salt:
         Varies the fresh token ids of the whole trial, so that no two trials share one.
+    log_path:
+        File that the engine's own output is appended to; `None` discards it.
     """
 
     repeats: int = 1
@@ -37,6 +40,7 @@ class MeasurePlan:
     run_budget_s: float = 3600.0
     stop_budget_s: float = 120.0
     sample_interval_s: float = 0.5
+    log_path: Path | None = None
 
 
 Progress = Callable[[str], None]

