@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+_LARGEST = 1e9
 _TEXT = re.compile(r"\s*(?P<metric>[^\s<>=]+)\s*(?P<relation><=|>=)\s*(?P<limit>\S+)\s*")
 
 
@@ -37,9 +38,12 @@ class Constraint:
         return f"{self.metric} {self.relation} {self.limit:g}"
 
     def violation(self, value: float) -> float:
-        """(value - limit) / |limit|, negated for `>=`: positive is violated. In the metric's unit for a limit of 0."""
+        """Relate value - limit, negated for `>=`, to the size of the limit: positive is violated.
+
+        In the metric's own unit for a limit of 0, and within ±1e9 so that no tiny limit makes it infinite.
+        """
         excess = value - self.limit if self.relation == "<=" else self.limit - value
-        return excess / abs(self.limit) if self.limit else excess
+        return max(-_LARGEST, min(_LARGEST, excess / abs(self.limit) if self.limit else excess))
 
 
 def _number(text: str) -> float | None:

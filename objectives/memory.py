@@ -14,8 +14,8 @@ LOWEST, HIGHEST = -1.0, 10.0
 goes to 0, where one such value would drown all others in a surrogate model."""
 
 UNKNOWN_SHORTAGE = 0.5
-"""Violation of a failure whose log states no figures: half as much memory again as there was. The figures that logs do
-state scatter over two orders of magnitude; this is clearly infeasible without dominating the scale."""
+"""Violation of a failure whose log states no figures: half as much memory again as there was. A choice, not a
+measurement: clearly infeasible, and of the size of ordinary shortages, so that it does not dominate their scale."""
 
 SMALLEST_SHORTAGE = 0.01
 """Least violation of a failure. Allocators also fail with enough memory in sum (fragmentation, a peak between two

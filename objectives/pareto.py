@@ -1,6 +1,7 @@
 """The front between objectives: dominance, members, knee, hypervolume, and which members noise cannot tell apart.
 
-Points are arrays of shape (n, d), a row a trial and a column an objective, finite; `directions` has d entries.
+Points are arrays of shape (n, d), a row a trial and a column an objective, finite; `directions` has d entries, and
+without it less is better everywhere.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from objectives.metrics import Direction
 from objectives.speed import distinguishable
 
 
-def dominates(a: Sequence[float], b: Sequence[float], directions: Sequence[Direction]) -> bool:
+def dominates(a: Sequence[float], b: Sequence[float], directions: Sequence[Direction] | None = None) -> bool:
     """Whether `a` is at least as good as `b` everywhere and better somewhere: a strict partial order."""
     first, second = _as_minimised([a, b], directions)
     return bool((first <= second).all() and (first < second).any())
 
 
-def front(points: ArrayLike, directions: Sequence[Direction]) -> list[int]:
+def front(points: ArrayLike, directions: Sequence[Direction] | None = None) -> list[int]:
     """Rows that no other row dominates, best in the first objective first; equal rows are all kept.
 
     Raises
@@ -38,14 +39,14 @@ def front(points: ArrayLike, directions: Sequence[Direction]) -> list[int]:
     return sorted(members.tolist(), key=lambda row: (*costs[row].tolist(), row))
 
 
-def knee(points: ArrayLike, directions: Sequence[Direction]) -> int:
+def knee(points: ArrayLike, directions: Sequence[Direction] | None = None) -> int:
     """Row of the front where giving up a little of one objective stops buying much of another.
 
     Objectives are scaled to 0 (best) … 1 (worst) between the extremes of the front, on a log scale where all values
     are positive, so that the choice depends on ratios and not on units. The knee lies farthest below the chord of the
-    extremes, which is where the scaled values sum to 1 (a plane in more dimensions): the smallest sum. A front that does not bend
-    inwards has no such point: then it is the most balanced one, whose worst scaled value is the smallest. Ties go to
-    the better first objective, then the second, then the first row.
+    extremes, which is where the scaled values sum to 1 (a plane in more dimensions): the smallest sum. A front that
+    does not bend inwards has no such point: then it is the most balanced one, whose worst scaled value is the
+    smallest. Ties go to the better first objective, then the second, then the first row.
 
     Raises
     ------
@@ -57,13 +58,10 @@ def knee(points: ArrayLike, directions: Sequence[Direction]) -> int:
         raise ValueError("an empty front has no knee")
     scaled = _scaled(_as_minimised(np.asarray(points, dtype=np.float64)[members], directions, log=True))
     sums, worst = scaled.sum(axis=1).round(12), scaled.max(axis=1).round(12)
-    below_chord = sums < 1.0
-    key = np.where(below_chord, sums, worst) if below_chord.any() else worst
-    candidates = np.flatnonzero(below_chord) if below_chord.any() else np.arange(len(members))
-    return members[int(candidates[np.argmin(key[candidates])])]
+    return members[int(np.argmin(sums if (sums < 1.0).any() else worst))]
 
 
-def hypervolume(points: ArrayLike, reference: Sequence[float], directions: Sequence[Direction]) -> float:
+def hypervolume(points: ArrayLike, reference: ArrayLike, directions: Sequence[Direction] | None = None) -> float:
     """Volume between the front and a reference point, in the product of the objectives' units.
 
     Points that are not better than the reference everywhere add nothing. For a volume in which equal *ratios* count
@@ -77,7 +75,7 @@ def hypervolume(points: ArrayLike, reference: Sequence[float], directions: Seque
     import moocore
 
     costs = _as_minimised(points, directions)
-    corner = _as_minimised([reference], directions)[0]
+    corner = _as_minimised(np.asarray(reference, dtype=np.float64)[None, :], directions)[0]
     return float(moocore.hypervolume(costs, ref=corner)) if len(costs) else 0.0
 
 
@@ -96,7 +94,8 @@ class FrontMember:
 
 def front_with_noise(
     points: ArrayLike,
-    directions: Sequence[Direction],
+    directions: Sequence[Direction] | None = None,
+    *,
     intervals: Sequence[Sequence[Interval | None]] | None = None,
     floors: Sequence[float | None] | None = None,
 ) -> list[FrontMember]:
@@ -121,7 +120,7 @@ def front_with_noise(
     values = np.asarray(points, dtype=np.float64)
 
     def differ(a: int, b: int) -> bool:
-        for column in range(len(directions)):
+        for column in range(values.shape[1]):
             floor = floors[column] if floors is not None else None
             beyond = distinguishable(float(values[a, column]), float(values[b, column]), floor or 0.0)
             ends = (intervals[a][column], intervals[b][column]) if intervals is not None else (None, None)
@@ -139,17 +138,18 @@ def _overlap(a: Interval | None, b: Interval | None) -> bool:
     return a is not None and b is not None and a[0] <= b[1] and b[0] <= a[1]
 
 
-def _as_minimised(points: ArrayLike, directions: Sequence[Direction], *, log: bool = False) -> FloatArray:
+def _as_minimised(points: ArrayLike, directions: Sequence[Direction] | None, *, log: bool = False) -> FloatArray:
     """Rows in which smaller is better; with `log`, columns of positive values as logarithms."""
     values = np.array(points, dtype=np.float64)
     if values.size == 0:
-        return values.reshape(0, len(directions))
-    if values.ndim != 2 or values.shape[1] != len(directions) or not np.isfinite(values).all():
-        raise ValueError(f"points must be finite rows of {len(directions)} values, got shape {values.shape}")
-    for column, direction in enumerate(directions):
+        return values.reshape(0, len(directions or ()))
+    columns = values.shape[-1]
+    if values.ndim != 2 or len(directions or (None,) * columns) != columns or not np.isfinite(values).all():
+        raise ValueError(f"points must be finite rows with a value for each objective, got shape {values.shape}")
+    for column in range(columns):
         if log and (values[:, column] > 0).all():
             values[:, column] = np.log(values[:, column])
-        if direction == "maximize":
+        if directions and directions[column] == "maximize":
             values[:, column] *= -1.0
     return values
 
