@@ -87,8 +87,8 @@ def energy_per_output_token_j(measurement: Measurement) -> float | None:
 def power_series(samples: Iterable[DeviceSample]) -> list[tuple[FloatArray, FloatArray]]:
     """`(seconds, watts)` of each device and repeat with at least two power readings.
 
-    The run's clock starts again at 0 with each repeat: readings of a device are cut where its time goes back, so that
-    no energy is counted for the time between repeats.
+    Readings are cut where the time of a device goes back, as it does when the clock starts again with a repeat: no
+    energy is counted between the pieces. In a series on one clock the short time between repeats counts.
     """
     by_device: dict[str, list[tuple[float, float]]] = {}
     for s in samples:
