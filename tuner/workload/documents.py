@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tuner.errors import WorkloadError
-from tuner.workload.source import Passage, SkippedLine, Source, json_objects, none_usable, unreadable
+from tuner.workload.source import Passage, SkippedLine, Source, is_text, json_objects, none_usable, unreadable
 from tuner.workload.streams import Ids, Stream
 from tuner.workload.tokenizer import Tokenizer
 
@@ -60,7 +60,7 @@ def _from_lines(path: Path, skipped: list[SkippedLine]) -> list[Document]:
     documents = []
     for number, value in json_objects(path, skipped):
         text = value.get("text")
-        if isinstance(text, str) and text.strip():
+        if is_text(text) and text.strip():
             documents.append(Document(str(path), number, text))
         else:
             skipped.append(SkippedLine(str(path), number, "no `text` field with text in it"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tuner.workload.lengths import longest_output
-from tuner.workload.source import Passage, SkippedLine, Source, collected, json_objects, whole_number
+from tuner.workload.source import Passage, SkippedLine, Source, collected, is_text, json_objects, token_count
 from tuner.workload.spec import Jsonl
 from tuner.workload.streams import Stream
 from tuner.workload.tokenizer import Tokenizer
@@ -31,11 +31,11 @@ def read(path: Path, *, needs_output_tokens: bool) -> tuple[list[Prompt], list[S
     skipped: list[SkippedLine] = []
     for number, value in json_objects(path, skipped):
         text = value.get("prompt")
-        output_tokens = whole_number(value.get("output_tokens"), least=1) if needs_output_tokens else None
-        if not isinstance(text, str) or not text:
+        output_tokens = token_count(value.get("output_tokens")) if needs_output_tokens else None
+        if not is_text(text) or not text:
             skipped.append(SkippedLine(str(path), number, "no `prompt` field with text in it"))
         elif needs_output_tokens and output_tokens is None:
-            reason = "no `output_tokens` field with a whole number from 1, and the study file sets none for all"
+            reason = "no `output_tokens` field with a number of tokens, and the study file sets none for all"
             skipped.append(SkippedLine(str(path), number, reason))
         else:
             prompts.append(Prompt(number, text, output_tokens))

@@ -16,7 +16,7 @@ import numpy as np
 
 from tuner.errors import WorkloadError
 from tuner.workload.lengths import longest_output
-from tuner.workload.source import Passage, SkippedLine, Source, collected, unreadable
+from tuner.workload.source import Passage, SkippedLine, Source, collected, is_text, unreadable
 from tuner.workload.spec import ShareGpt
 from tuner.workload.streams import Stream
 from tuner.workload.tokenizer import Tokenizer
@@ -93,7 +93,7 @@ def _two_turns(entry: Any) -> tuple[str, str] | None:
         return None
     texts = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
     prompt, answer = texts
-    return (prompt, answer) if isinstance(prompt, str) and isinstance(answer, str) else None
+    return (prompt, answer) if is_text(prompt) and is_text(answer) else None
 
 
 def load(spec: ShareGpt, path: Path, tokenizer: Tokenizer, order: Stream) -> Source:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from tuner.errors import WorkloadError
+from tuner.workload.spec import MOST_TOKENS
 from tuner.workload.streams import Ids
 
 
@@ -80,13 +80,14 @@ def json_objects(path: Path, skipped: list[SkippedLine]) -> Iterator[tuple[int, 
             skipped.append(SkippedLine(str(path), number, f"a JSON {type(value).__name__}, not an object"))
 
 
-def whole_number(value: object, least: int) -> int | None:
-    """Return `value` as an integer of at least `least`, or `None` if it is not one (128.0 and "128" are)."""
-    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+def token_count(value: object) -> int | None:
+    """Return `value` as a number of tokens from 1 to `MOST_TOKENS`; `None` if it is not one (128.0 and "128" are)."""
+    if isinstance(value, str):
+        text = value.strip()
+        value = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MOST_TOKENS)) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MOST_TOKENS:
         return None
-    return int(value) if value == int(value) and value >= least else None
+    return int(value) if value == int(value) else None
 
 
 def collected(
@@ -116,6 +117,14 @@ def collected(
     if not passages:
         raise none_usable(path, unused, expected)
     return Source(tuple(passages), unused)
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether this is a string that has an UTF-8 form; JSON can also spell halves of characters, which have none."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def unreadable(path: Path, error: OSError) -> WorkloadError:

@@ -10,7 +10,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-Tokens = Annotated[int, Field(ge=1)]
+MOST_TOKENS = 10_000_000
+"""No model's context is longer (Llama 4 Scout, 2025); more is a slip of the pen that would fill the memory."""
+
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Shares = Annotated[dict[Tokens, Share], Field(min_length=1)]

@@ -16,11 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from tuner.errors import WorkloadError
-from tuner.workload.source import SkippedLine, decoded_lines, json_objects, none_usable, whole_number
+from tuner.workload.source import SkippedLine, decoded_lines, json_objects, none_usable, token_count
 from tuner.workload.spec import Trace
 from tuner.workload.streams import Ids, stream
 
 MOONCAKE_BLOCK_TOKENS = 512
+
+LATEST_MS = 1e14
+"""Year 5138 since 1970: no timestamp in milliseconds is later."""
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -71,12 +74,12 @@ def read(spec: Trace, path: Path) -> tuple[list[TraceLine], list[SkippedLine]]:
 def _mooncake(path: Path, skipped: list[SkippedLine]) -> Iterator[TraceLine]:
     for number, value in json_objects(path, skipped):
         time_ms = value.get("timestamp")
-        prompt, output = (whole_number(value.get(key), least=1) for key in ("input_length", "output_length"))
+        prompt, output = (token_count(value.get(key)) for key in ("input_length", "output_length"))
         hash_ids = value.get("hash_ids", [])
-        if isinstance(time_ms, bool) or not isinstance(time_ms, int | float) or not math.isfinite(time_ms):
+        if isinstance(time_ms, bool) or not isinstance(time_ms, int | float) or not abs(time_ms) <= LATEST_MS:
             skipped.append(SkippedLine(str(path), number, "no `timestamp` field with a number (milliseconds)"))
         elif prompt is None or output is None:
-            reason = "`input_length` and `output_length` must be whole numbers from 1"
+            reason = "`input_length` and `output_length` must be numbers of tokens from 1"
             skipped.append(SkippedLine(str(path), number, reason))
         elif not isinstance(hash_ids, list) or any(type(name) is not int for name in hash_ids):
             skipped.append(SkippedLine(str(path), number, "`hash_ids` is not a list of whole numbers"))
@@ -87,7 +90,11 @@ def _mooncake(path: Path, skipped: list[SkippedLine]) -> Iterator[TraceLine]:
 def _azure(path: Path, skipped: list[SkippedLine]) -> Iterator[TraceLine]:
     columns: list[str] | None = None
     for number, text in decoded_lines(path, skipped):
-        fields = next(csv.reader([text]))
+        try:
+            fields = next(csv.reader([text]))
+        except csv.Error as error:
+            skipped.append(SkippedLine(str(path), number, f"not CSV ({error})"))
+            continue
         if columns is None:
             columns = [field.strip() for field in fields]
             if missing := [name for name in AZURE_COLUMNS if name not in columns]:
@@ -96,11 +103,11 @@ def _azure(path: Path, skipped: list[SkippedLine]) -> Iterator[TraceLine]:
         row = dict(zip(columns, fields, strict=False))
         time, context, generated = (row.get(name) for name in AZURE_COLUMNS)
         time_ms = _milliseconds(time or "")
-        prompt, output = whole_number(context, least=1), whole_number(generated, least=1)
+        prompt, output = token_count(context), token_count(generated)
         if time_ms is None:
             skipped.append(SkippedLine(str(path), number, f"TIMESTAMP is not a date and time: {time!r}"))
         elif prompt is None or output is None:
-            reason = "ContextTokens and GeneratedTokens must be whole numbers from 1"
+            reason = "ContextTokens and GeneratedTokens must be numbers of tokens from 1"
             skipped.append(SkippedLine(str(path), number, reason))
         else:
             yield TraceLine(number, time_ms, prompt, output)
