@@ -98,13 +98,16 @@ class TwinEngine:
     def close(self) -> None:
         """Nothing outlives a run."""
 
-    def prepare(self, config: EngineConfig) -> Prepared | Failure:
-        """Resolve the configuration, size its KV pool and set up its step costs."""
+    def prepare(self, config: EngineConfig, kv_tokens: int | None = None) -> Prepared | Failure:
+        """Resolve the configuration, size its KV pool (unless it is known) and set up its step costs."""
         resolved = resolve(config.args, self._model, self._device)
         if isinstance(resolved, Failure):
             return resolved
         shape = model_shape(self._config_json, str(config.args.get("dtype") or "auto"), config.args.get("quantization"))
-        pool = exact_pool(config, shape, resolved.block_tokens) or self._ask_memory(config)
+        if kv_tokens is not None:
+            pool: KvPool | Failure = KvPool(kv_tokens, kv_tokens * shape.kv_bytes_per_token() / GIB)
+        else:
+            pool = exact_pool(config, shape, resolved.block_tokens) or self._ask_memory(config)
         if isinstance(pool, Failure):
             return pool
         kernels = _kernels(config, shape, resolved, self._device)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from twin_samples import SMOLLM2, cpu_config, poisson
+
+from objectives.measurement import Measurement, RequestRecord, StepRecord
+from tuner.config import EngineConfig
+from tuner.engine.protocol import MeasurePlan
+from tuner.engine.twin.calibrate import calibrate, calibration_key, robust_nonnegative_fit
+from tuner.engine.twin.devices import find_device
+from tuner.engine.twin.engine import TwinEngine
+from tuner.engine.twin.replay import MeasuredTrial, replay
+from tuner.engine.twin.steptime import Coefficients
+from tuner.workload.model import Workload
+
+TRUTH = Coefficients(
+    {"step": 2.0, "linear": 0.7, "token": 3.0, "prefill_attention": 4.0, "decode_attention": 1.6, "request": 1.3}
+)
+"""What the machine of these tests is like; calibration sees only what it measures."""
+
+WORKLOAD = poisson(30, 2.0, output_tokens=60)
+
+
+def machine(config: EngineConfig, workload: Workload, repeats: int = 1, speed: float = 1.0) -> Measurement:
+    engine = TwinEngine(find_device("cpu"), SMOLLM2, coefficients=TRUTH.scaled(speed))
+    result = engine.run(config, workload, MeasurePlan(repeats=repeats), lambda _: None)
+    assert isinstance(result, Measurement), result
+    return result
+
+
+def noisy(measurement: Measurement, outliers: float = 0.05) -> Measurement:
+    """Let each step report a duration that is off by 5%, some by far; times of requests stay."""
+    chance = random.Random(3)
+
+    def disturbed(step: StepRecord) -> StepRecord:
+        factor = chance.lognormvariate(0, 0.05) * (5.0 if chance.random() < outliers else 1.0)
+        return dataclasses.replace(step, start_s=step.start_s + step.duration_s * (1 - factor) * 0.1)
+
+    return dataclasses.replace(measurement, steps=tuple(disturbed(s) for s in measurement.steps))
+
+
+def trial(speed: float = 1.0, repeats: int = 1, **args: object) -> MeasuredTrial:
+    config = cpu_config(**args)
+    return MeasuredTrial(config, WORKLOAD, machine(config, WORKLOAD, repeats, speed), speed)
+
+
+def p95(measurement: Measurement, what: str) -> float:
+    def of(r: RequestRecord) -> float:
+        assert r.first_token_s is not None
+        assert r.last_token_s is not None
+        if what == "ttft":
+            return r.first_token_s - r.scheduled_s
+        return (r.last_token_s - r.first_token_s) / (r.output_tokens - 1)
+
+    return float(np.percentile([of(r) for r in measurement.requests], 95))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{}, {"max_num_batched_tokens": 64, "max_num_seqs": 3}, {"enable_prefix_caching": True}],
+    ids=["plain", "small", "caching"],
+)
+def test_replay_finds_what_every_step_computed(twin: TwinEngine, args: dict[str, object]) -> None:
+    measured = trial(repeats=2, **args)
+    prepared = twin.prepare(measured.config)
+    assert not hasattr(prepared, "kind")
+    replayed = replay(measured, prepared)  # type: ignore[arg-type]  # not a Failure, as just asserted
+    assert replayed.agreement == 1.0
+    assert len(replayed.loads) == len(measured.measurement.steps)
+    assert sum(replayed.seconds) == pytest.approx(sum(s.duration_s for s in measured.measurement.steps), rel=0.01)
+
+
+def test_replay_follows_preemptions(twin: TwinEngine) -> None:
+    config = cpu_config(kv_cache_memory_bytes=48 * 2**20)
+    workload = poisson(12, 50.0, prompt_tokens=(250, 300), output_tokens=200)
+    measurement = machine(config, workload)
+    prepared = twin.prepare(config)
+    assert sum(r.preemptions for r in measurement.requests) > 0
+    replayed = replay(MeasuredTrial(config, workload, measurement), prepared)  # type: ignore[arg-type]  # fits
+    assert replayed.agreement > 0.99
+
+
+def test_a_calibrated_twin_predicts_other_configurations(twin: TwinEngine) -> None:
+    trials = [trial(), trial(max_num_batched_tokens=64, max_num_seqs=2), trial(max_num_batched_tokens=1024)]
+    engine = TwinEngine(find_device("cpu"), SMOLLM2, coefficients=calibrate(trials, twin))
+    other = cpu_config(max_num_batched_tokens=512, max_num_seqs=4)
+    workload = poisson(25, 3.0, prompt_tokens=(100, 900), output_tokens=30, seed=11)
+    predicted = engine.run(other, workload, MeasurePlan(), lambda _: None)
+    assert isinstance(predicted, Measurement)
+    truth = machine(other, workload)
+    for what in ("ttft", "tpot"):
+        assert p95(predicted, what) == pytest.approx(p95(truth, what), rel=0.05)
+
+
+def test_noise_and_outliers_hardly_move_the_fit(twin: TwinEngine) -> None:
+    clean = trial()
+    disturbed = dataclasses.replace(clean, measurement=noisy(clean.measurement))
+    fits = [TwinEngine(find_device("cpu"), SMOLLM2, coefficients=calibrate([t], twin)) for t in (clean, disturbed)]
+    values = []
+    for engine in fits:
+        result = engine.run(clean.config, WORKLOAD, MeasurePlan(), lambda _: None)
+        assert isinstance(result, Measurement)
+        values.append(p95(result, "tpot"))
+    assert values[1] == pytest.approx(values[0], rel=0.05)
+
+
+def test_a_slow_hour_is_taken_out_by_the_speed_index(twin: TwinEngine) -> None:
+    normal, slow = calibrate([trial()], twin), calibrate([trial(speed=1.6)], twin)
+    for name in normal.fitted:
+        assert slow.values[name] == pytest.approx(normal.values[name], rel=0.1, abs=0.05)
+
+
+def test_what_no_trial_shows_stays_as_the_catalogue_has_it(twin: TwinEngine) -> None:
+    fitted = calibrate([trial()], twin)
+    assert {"eager", "communication"}.isdisjoint(fitted.fitted)
+    assert fitted.values["eager"] == fitted.values["communication"] == 1.0
+
+
+def test_the_interval_holds_what_was_measured(twin: TwinEngine) -> None:
+    fitted = calibrate([trial(), trial(max_num_seqs=2)], twin, key="k")
+    assert fitted.ratio_interval is not None
+    low, high = fitted.ratio_interval
+    assert 0.9 < low <= 1.0 <= high < 1.1
+    assert fitted.key == "k"
+
+
+def test_too_little_data_leaves_the_catalogue(twin: TwinEngine) -> None:
+    short = dataclasses.replace(trial(), workload=WORKLOAD)
+    cut = dataclasses.replace(short, measurement=dataclasses.replace(short.measurement, steps=()))
+    assert calibrate([cut], twin) == Coefficients()
+
+
+@given(factors=st.lists(st.floats(0.0, 5.0), min_size=3, max_size=3), seed=st.integers(0, 100))
+def test_exact_data_gives_the_exact_factors(factors: list[float], seed: int) -> None:
+    rows = np.random.default_rng(seed).uniform(0.01, 1.0, (200, 3))
+    truth = np.array(factors) + 0.1
+    found = robust_nonnegative_fit(rows, rows @ truth)
+    assert found == pytest.approx(truth, rel=0.05, abs=0.02)
+
+
+def test_factors_are_never_negative() -> None:
+    rows = np.random.default_rng(1).uniform(0.5, 1.0, (100, 3))
+    target = rows @ np.array([1.0, -0.5, 0.8])
+    assert (robust_nonnegative_fit(rows, np.abs(target)) >= 0).all()
+
+
+def test_the_key_tells_apart_what_changes_kernels_and_nothing_else() -> None:
+    cpu = find_device("cpu")
+    base = calibration_key({"a": 1}, cpu, EngineConfig({"max_num_seqs": 4}))
+    assert base == calibration_key({"a": 1}, cpu, EngineConfig({"max_num_seqs": 9, "dtype": "auto"}))
+    assert base != calibration_key({"a": 1}, cpu, EngineConfig({"dtype": "float32"}))
+    assert base != calibration_key({"a": 2}, cpu, EngineConfig({}))
+    assert base != calibration_key({"a": 1}, find_device("H200"), EngineConfig({}))
