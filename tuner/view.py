@@ -100,6 +100,11 @@ class StudyView:
         """When the first trial began, in Unix seconds; 0 before that."""
         return min((t.started_at for t in self.trials), default=0.0)
 
+    @property
+    def finished_count(self) -> int:
+        """How many trials are over."""
+        return sum(t.state is not TrialState.RUNNING for t in self.trials)
+
     def trial(self, number: int) -> TrialRecord:
         """Return the trial of this number."""
         return next(t for t in self.trials if t.number == number)
@@ -203,6 +208,17 @@ def hypervolume_series(study: StudyView) -> list[tuple[TrialRecord, float]]:
         if volume is not None:
             series.append((trial, volume))
     return series
+
+
+def changed_params(study: StudyView, trial: TrialRecord) -> dict[str, Any]:
+    """Return the searched parameters of a trial whose values differ from those that the reference ran with."""
+    first = study.reference or next((t for t in study.trials if t.source == "reference"), None)
+    if first is None:
+        return dict(trial.params)
+    effective = first.engine.effective_args if first.engine else {}
+    variables = {f"env.{name}": value for name, value in first.config.env.items()}
+    base = {**effective, **first.config.args, **variables, **first.params}
+    return {name: value for name, value in trial.params.items() if name not in base or base[name] != value}
 
 
 def violations(trial: TrialRecord) -> Mapping[str, float]:

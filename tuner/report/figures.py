@@ -1,0 +1,59 @@
+"""All figures of a study, and their files: one page that needs no network and one PNG a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tuner.errors import StoreError
+from tuner.report import interactive, still
+from tuner.report.chart import Chart
+from tuner.report.charts import (
+    front_chart,
+    hypervolume_chart,
+    importance_chart,
+    parameters_chart,
+    prompt_length_chart,
+)
+from tuner.report.charts_of_tables import distribution_chart, night_chart
+from tuner.view import StudyView
+
+
+def study_charts(study: StudyView, folder: Path) -> list[Chart]:
+    """Return every figure that the study can fill, in the order in which a reader asks for them."""
+    charts = [
+        front_chart(study),
+        parameters_chart(study),
+        importance_chart(study),
+        hypervolume_chart(study),
+        prompt_length_chart(study),
+        distribution_chart(study, folder),
+        night_chart(study, folder),
+    ]
+    return [c for c in charts if c is not None and any(series.x for panel in c.panels for series in panel.series)]
+
+
+def write_figures(study: StudyView, folder: Path, into: Path, links: Mapping[int, str] | None = None) -> list[Chart]:
+    """Write `NAME.html` and `NAME.png` of every figure and return the charts.
+
+    Parameters
+    ----------
+    folder:
+        Of the study, with `trials/N/`.
+    links:
+        Trial number -> address that a click on its point opens.
+
+    Raises
+    ------
+    StoreError
+        When the file system refuses.
+    """
+    charts = study_charts(study, folder)
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        for chart in charts:
+            (into / f"{chart.name}.html").write_text(interactive.page(chart, links), encoding="utf-8")
+            (into / f"{chart.name}.png").write_bytes(still.png(chart))
+    except OSError as error:
+        raise StoreError(f"{into}: the figures cannot be written ({error.strerror}); free or mend it") from error
+    return charts

@@ -1,0 +1,187 @@
+"""MLflow's client, quietly and offline: the only importer of `mlflow`. Every fault comes out as `StoreError`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import StoreError
+from tuner.secrets import mask
+from tuner.tracking.content import Point
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+METRICS_A_BATCH, VALUES_A_BATCH = 900, 90
+"""MLflow's interface takes 1,000 metrics or 100 params and tags in one request."""
+RUNS_A_PAGE = 500
+
+_QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "GIT_PYTHON_REFRESH": "quiet",
+    # A server that does not answer is tried again by the tracker, later; the client's own patience is 15 minutes.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
+
+
+def default_uri(root: Path) -> str:
+    """Where runs go unless the study says otherwise: MLFLOW_TRACKING_URI, or SQLite under `root`."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(root / 'mlruns' / 'mlflow.db').resolve()}"
+
+
+def default_artifact_root(root: Path) -> Path:
+    """Where files of runs go when the tracking URI is a database."""
+    return (root / "mlruns" / "artifacts").resolve()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run as the store has it."""
+
+    run_id: str
+    status: str
+    tags: Mapping[str, str]
+
+
+class Store:
+    """One tracking store.
+
+    Parameters
+    ----------
+    uri:
+        A database (`sqlite:////path/mlflow.db`, `postgresql://…`) or a server (`http://host:port`).
+    artifact_root:
+        Folder for the files of runs when `uri` is a database; a server says itself where they go.
+    """
+
+    def __init__(self, uri: str, artifact_root: Path) -> None:
+        self.uri = uri
+        self.artifact_root = artifact_root
+        self._opened: MlflowClient | None = None
+
+    @property
+    def _client(self) -> MlflowClient:
+        if self._opened is None:
+            self._opened = _open(self.uri)
+        return self._opened
+
+    def experiment(self, name: str) -> tuple[str, Mapping[str, str]] | None:
+        """Id and tags of the experiment of this name, taken out of the waste bin if someone threw it there."""
+        with self._told_as_store_error():
+            found = self._client.get_experiment_by_name(name)
+            if found is None:
+                return None
+            if found.lifecycle_stage == "deleted":
+                self._client.restore_experiment(found.experiment_id)
+            return str(found.experiment_id), dict(found.tags)
+
+    def create_experiment(self, name: str, tags: Mapping[str, str]) -> str:
+        """Make an experiment and return its id."""
+        location = None if self.uri.startswith(("http://", "https://")) else (self.artifact_root / name).as_uri()
+        with self._told_as_store_error():
+            return str(self._client.create_experiment(name, artifact_location=location, tags=dict(tags)))
+
+    def rename_experiment(self, experiment_id: str, name: str) -> None:
+        """Give an experiment another name."""
+        with self._told_as_store_error():
+            self._client.rename_experiment(experiment_id, name)
+
+    def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags of an experiment."""
+        with self._told_as_store_error():
+            for key, value in tags.items():
+                self._client.set_experiment_tag(experiment_id, key, value)
+
+    def runs(self, experiment_id: str) -> list[StoredRun]:
+        """Every run of the experiment that is not deleted, oldest first."""
+        found: list[StoredRun] = []
+        token: str | None = None
+        with self._told_as_store_error():
+            while True:
+                page = self._client.search_runs(
+                    [experiment_id], max_results=RUNS_A_PAGE, order_by=["attributes.start_time ASC"], page_token=token
+                )
+                found += [StoredRun(run.info.run_id, run.info.status, dict(run.data.tags)) for run in page]
+                token = page.token
+                if not token:
+                    return found
+
+    def create_run(self, experiment_id: str, name: str, tags: Mapping[str, str], started_ms: int) -> str:
+        """Start a run and return its id."""
+        with self._told_as_store_error():
+            run = self._client.create_run(experiment_id, start_time=started_ms, tags=dict(tags), run_name=name)
+            return str(run.info.run_id)
+
+    def log(self, run_id: str, points: Iterable[Point] = (), params: Mapping[str, str] | None = None) -> None:
+        """Add metrics and params. The same point twice is one point."""
+        from mlflow.entities import Metric, Param
+
+        metrics = [Metric(p.key, p.value, p.at_ms, p.step) for p in points]
+        values = [Param(key, value) for key, value in (params or {}).items()]
+        with self._told_as_store_error():
+            for start in range(0, len(metrics), METRICS_A_BATCH):
+                self._client.log_batch(run_id, metrics=metrics[start : start + METRICS_A_BATCH])
+            for start in range(0, len(values), VALUES_A_BATCH):
+                self._client.log_batch(run_id, params=values[start : start + VALUES_A_BATCH])
+
+    def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags of a run."""
+        from mlflow.entities import RunTag
+
+        with self._told_as_store_error():
+            self._client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+    def add_files(self, run_id: str, folder: Path) -> None:
+        """Store every file in `folder`, over those of the same names."""
+        with self._told_as_store_error():
+            self._client.log_artifacts(run_id, str(folder))
+
+    def set_status(self, run_id: str, status: str, ended_ms: int | None) -> None:
+        """Close a run, or open it again with `"RUNNING"`."""
+        with self._told_as_store_error():
+            if status == "RUNNING":
+                self._client.update_run(run_id, status=status)
+            else:
+                self._client.set_terminated(run_id, status=status, end_time=ended_ms)
+
+    def delete_run(self, run_id: str) -> None:
+        """Put a run into the waste bin."""
+        with self._told_as_store_error():
+            self._client.delete_run(run_id)
+
+    def last_step(self, run_id: str, key: str) -> int:
+        """Largest step of a stepped metric, -1 where it has none."""
+        with self._told_as_store_error():
+            return max((int(m.step) for m in self._client.get_metric_history(run_id, key)), default=-1)
+
+    @contextmanager
+    def _told_as_store_error(self) -> Iterator[None]:
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            self._opened = None
+            cause = mask(" ".join(str(error).split()))[:300]
+            raise StoreError(
+                f"{mask(self.uri)}: MLflow cannot be written ({cause}); nothing is lost: the ledger has it all, and "
+                "`tuner track STUDY` brings MLflow up to date"
+            ) from error
+
+
+def _open(uri: str) -> Any:
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    from mlflow.tracking import MlflowClient
+
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return MlflowClient(tracking_uri=uri)
