@@ -14,9 +14,9 @@ from typing import Any
 
 from tuner.errors import PickError
 from tuner.ledger import TrialRecord, TrialState, Verification
+from tuner.secrets import is_secret, mask_tree
 from tuner.view import StudyView
 
-_SECRET_WORDS = frozenset({"TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS", "APIKEY"})
 _SECRET_ARGUMENTS = {"hf_token": "HF_TOKEN"}
 """Engine arguments that hold a secret, and the environment variable that vLLM reads in their place."""
 
@@ -177,15 +177,6 @@ def deployment(
     )
 
 
-def is_secret(variable: str) -> bool:
-    """Whether the value of an environment variable must not be written down, by its name.
-
-    `HF_TOKEN` and `OPENAI_API_KEY` are, `TOKENIZERS_PARALLELISM` is not.
-    """
-    words = variable.upper().split("_")
-    return not _SECRET_WORDS.isdisjoint(words) or (words[-1] == "KEY" and len(words) > 1)
-
-
 def day(deployed: Deployment) -> str:
     """Date of the measurement in UTC, as `2026-11-30`."""
     return datetime.fromtimestamp(deployed.measured_at, UTC).strftime("%Y-%m-%d")
@@ -256,7 +247,7 @@ def _public_arguments(args: Mapping[str, Any], defaults: Mapping[str, Any]) -> t
         if name in _SECRET_ARGUMENTS and isinstance(value, str):
             secrets.add(_SECRET_ARGUMENTS[name])
         elif name not in defaults or not _same(value, defaults[name]):
-            kept[name] = value
+            kept[name] = mask_tree(value) if isinstance(value, dict | list) else value
     return kept, secrets
 
 
