@@ -231,6 +231,7 @@ def _score(params: dict[str, float], random_numbers: random.Random) -> Score:
         "tpot_p95_s": tpot_s,
         "tpot_mean_s": tpot_s * 0.8,
         "e2el_p95_s": ttft_s + 16 * tpot_s,
+        **{f"ttft_p95_s@{tokens}": ttft_s * (0.3 + tokens / 4096) for tokens in (512, 1024, 2048, 3072)},
         "requests_per_s": 1.0 / (1.0 + ttft_s / 10),
         "output_tokens_per_s": 16.0 / (1.0 + ttft_s / 10),
     }

@@ -25,7 +25,7 @@ def front_chart(study: StudyView) -> Chart:
     first, others = study.objectives[0], study.objectives[1:]
     panels = tuple(_front_panel(study, first, other) for other in others) or (_front_panel(study, None, first),)
     unseen = sum(t.score is None and t.state is not TrialState.RUNNING for t in study.trials)
-    caption = "Bars are 95% intervals; the line joins the front, below and left of which nothing was measured."
+    caption = "Bars are 95% intervals; nothing feasible was measured on the far side of the front's line."
     if unseen:
         caption += f" {count(unseen, 'trial')} without a measurement (refused or failed) cannot be drawn here."
     return Chart("front", _title(study, "Front"), caption, panels, panel_height=520)
@@ -53,12 +53,17 @@ def parameters_chart(study: StudyView) -> Chart:
 def importance_chart(study: StudyView) -> Chart:
     """Draw which parameters matter for each objective and for feasibility."""
     found = importances(study)
-    panels = tuple(_importance_panel(item) for item in found)
+    told = [item for item in found if item.explained > 0]
+    untold = [item.target for item in found if item.explained <= 0]
     caption = (
         "Increase of a random forest's error on trials that it has not seen when one parameter is shuffled, as a share "
         "of the variance; R² says how much of the variance the forest explains, and below 0.3 the bars mean little."
     )
-    return Chart("importance", _title(study, "What matters"), caption, panels, panel_height=380)
+    if untold:
+        caption += f" The trials so far do not show what decides on: {', '.join(untold)}."
+    panels = tuple(_importance_panel(item) for item in told)
+    height = 60 + 24 * max((len(item.shares) for item in told), default=0)
+    return Chart("importance", _title(study, "What matters"), caption, panels, stacked=True, panel_height=height)
 
 
 def hypervolume_chart(study: StudyView) -> Chart:

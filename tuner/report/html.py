@@ -149,7 +149,8 @@ def _failures(study: StudyView) -> str:
 
 
 def _method(study: StudyView) -> str:
-    objectives = ", ".join(f"{label(o.name)} ({o.direction})" for o in study.objectives)
+    better = {"minimize": "less is better", "maximize": "more is better"}
+    objectives = ", ".join(f"{label(o.name)} ({better[o.direction]})" for o in study.objectives)
     sentences = [
         f"Objectives: {objectives}.",
         "TTFT is the time from a request's scheduled arrival to its first token, so waiting in the client counts; TPOT "
@@ -171,9 +172,10 @@ def _method(study: StudyView) -> str:
 
 
 def _figure(chart: Chart) -> str:
+    kind = "screen pair" if len(chart.panels) > 1 and not chart.stacked else "screen"
     still_copy = base64.b64encode(still.png(chart)).decode("ascii")
     return (
-        f'<figure><div class="screen">{interactive.fragment(chart)}</div>'
+        f'<figure><div class="{kind}">{interactive.fragment(chart)}</div>'
         f'<img class="paper" alt="{_text(chart.title)}" src="data:image/png;base64,{still_copy}">'
         f"<figcaption><b>{_text(chart.title)}.</b> {_text(chart.caption)}</figcaption></figure>"
     )

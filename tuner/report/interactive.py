@@ -72,9 +72,13 @@ def figure(chart: Chart, *, titled: bool = True) -> go.Figure:
     count = len(chart.panels)
     rows, columns = (count, 1) if chart.stacked else (1, max(count, 1))
     drawn = make_subplots(
-        rows, columns, subplot_titles=[p.title for p in chart.panels] if any(p.title for p in chart.panels) else None,
-        shared_xaxes=chart.stacked, vertical_spacing=0.08, horizontal_spacing=0.12,
-    )  # fmt: skip
+        rows,
+        columns,
+        subplot_titles=[p.title for p in chart.panels] if any(p.title for p in chart.panels) else None,
+        shared_xaxes=chart.stacked,
+        vertical_spacing=0.24 / rows,
+        horizontal_spacing=0.24 / columns,
+    )
     shown: set[str] = set()
     for index, panel in enumerate(chart.panels):
         row, column = (index + 1, 1) if chart.stacked else (1, index + 1)

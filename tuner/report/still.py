@@ -43,11 +43,13 @@ def png(chart: Chart) -> bytes:
     ):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
-        grid = figure.subplots(rows, columns, squeeze=False).ravel()
-        for panel, axes in zip(chart.panels, grid, strict=False):
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=chart.stacked).ravel()
+        for index, (panel, axes) in enumerate(zip(chart.panels, grid, strict=False)):
             _draw(axes, panel)
+            if chart.stacked and index < count - 1:
+                axes.set_xlabel("")
         caption = "\n".join(textwrap.wrap(chart.caption, int(width * 16)))
-        figure.suptitle(f"{chart.title}\n", x=0.01, ha="left", fontsize=12, fontweight="bold")
+        figure.suptitle(chart.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         figure.supxlabel(caption, x=0.01, ha="left", fontsize=8, color="#444444")
         data = io.BytesIO()
         figure.savefig(data, format="png", dpi=DOTS_PER_INCH)
@@ -66,7 +68,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     _scale(axes, panel.x, "x")
     _scale(axes, panel.y, "y")
     if any(s.in_legend for s in panel.series) and len(panel.series) > 1:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, borderaxespad=0.2)
 
 
 def _draw_points(axes: Axes, series: Series, style: Style) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,12 +78,12 @@ def outcome_counts(study: StudyView) -> dict[str, int]:
 
 
 def change_text(cell: Cell) -> str:
-    """One objective against the reference: `−31% (1.20 s, 1.13–1.28 s)`."""
-    ends = f", {interval(*cell.interval, cell.objective.unit)}" if cell.interval else ""
+    """One objective against the reference: `1.20 s (1.13–1.28 s), −31%`."""
+    ends = f" ({interval(*cell.interval, cell.objective.unit)})" if cell.interval else ""
     value = f"{quantity(cell.value, cell.objective.unit)}{ends}"
     if cell.change is None:
         return value
-    return f"{percent(cell.change)}{'' if cell.better is not None else ' (within noise)'}, {value}"
+    return f"{value}, {percent(cell.change)}{'' if cell.better is not None else ' (within noise)'}"
 
 
 def _trade_offs(study: StudyView) -> tuple[TradeOff, ...]:
@@ -126,20 +127,33 @@ def _headline(study: StudyView, trade_offs: Sequence[TradeOff]) -> str:
         front = count(len(study.front), "configuration")
         return f"{said}{front} on the front; the defaults have no measurement to compare with."
     rows = [row for n in study.front if (row := trial_row(study, n)) is not None and not row.reference]
-    dominating = [r for r in rows if any(c.better for c in r.cells) and not any(c.better is False for c in r.cells)]
-    if dominating:
-        best = next((r for r in dominating if r.knee), dominating[0])
-        gains = " and ".join(_gain(c) for c in best.cells if c.better)
-        return f"{said}Better than the defaults without giving anything up: trial {best.number} has {gains}."
-    trading = [t.row for t in trade_offs if any(c.better for c in t.row.cells)]
+    sentences = []
+    free = [r for r in rows if any(c.better for c in r.cells) and not any(c.better is False for c in r.cells)]
+    if free:
+        best = max(free, key=_total_gain)
+        sentences.append(f"Better than the defaults at no cost beyond noise: trial {best.number} has {_gains(best)}.")
+    trading = [t.row for t in trade_offs if any(c.better for c in t.row.cells) and t.row not in free]
     if trading:
-        gains = " and ".join(_gain(c) for c in trading[0].cells if c.better)
-        losses = " and ".join(_gain(c) for c in trading[0].cells if c.better is False)
-        return f"{said}A trade against the defaults: trial {trading[0].number} has {gains}, but {losses}."
-    return f"{said}Nothing was found that differs from the defaults by more than the noise."
+        name = f"the knee (trial {trading[0].number})" if trading[0].knee else f"trial {trading[0].number}"
+        losses = " and ".join(_change(c) for c in trading[0].cells if c.better is False)
+        sentences.append(f"A trade: {name} has {_gains(trading[0])}, for {losses}.")
+    return said + (" ".join(sentences) or "Nothing was found that differs from the defaults by more than the noise.")
 
 
-def _gain(cell: Cell) -> str:
+def _total_gain(row: Row) -> float:
+    """Sum of the logarithms of all gains: positive where the better changes outweigh the worse, by their factors."""
+    return sum(
+        math.log1p(cell.change) * (-1.0 if cell.objective.direction == "minimize" else 1.0)
+        for cell in row.cells
+        if cell.change is not None and cell.change > -1.0
+    )
+
+
+def _gains(row: Row) -> str:
+    return " and ".join(_change(c) for c in row.cells if c.better)
+
+
+def _change(cell: Cell) -> str:
     word = "less" if (cell.change or 0.0) < 0 else "more"
     return f"{abs(cell.change or 0.0) * 100:.0f}% {word} {label(cell.objective.name)}"
 

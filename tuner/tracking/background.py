@@ -64,14 +64,14 @@ class BackgroundTracker:
     def _work(self) -> None:
         try:
             while not self._closing.is_set():
-                self._woken.wait(self._retry_s)
-                if self._closing.is_set():
-                    break
-                self._woken.clear()
-                self._sync(final=False)
-                if self._retry_s is not None:
+                if self._retry_s is None:
+                    self._woken.wait()
+                else:
                     # While MLflow is away, further trials do not shorten the wait.
                     self._closing.wait(self._retry_s)
+                if not self._closing.is_set():
+                    self._woken.clear()
+                    self._sync(final=False)
             self._sync(final=True)
         finally:
             self._done.set()

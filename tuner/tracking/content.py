@@ -52,7 +52,8 @@ PLAIN_METRICS = (
 `score.json` has all of them, also by prompt length."""
 
 _RECORD = TypeAdapter(TrialRecord)
-_NOT_IN_KEYS = re.compile(r"[^\w.\- /]+", re.ASCII)
+_SPELLED = (("@", ".at_"), (" <= ", ".le_"), (" >= ", ".ge_"))
+_NOT_IN_KEYS = re.compile(r"[^\w.\-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,11 @@ def front_tags(study: StudyView, number: int) -> dict[str, str]:
 def metric_key(name: str) -> str:
     """Name of a metric in MLflow, where it can be used in a filter without quotes.
 
-    `ttft_p95_s@2048` becomes `ttft_p95_s.at_2048`.
+    `ttft_p95_s@2048` becomes `ttft_p95_s.at_2048`, and the constraint `ttft_p99_s <= 20` `ttft_p99_s.le_20`.
     """
-    return _NOT_IN_KEYS.sub("_", name.replace("@", ".at_")).replace("/", "_").replace(" ", "_")
+    for written, key in _SPELLED:
+        name = name.replace(written, key)
+    return _NOT_IN_KEYS.sub("_", name)
 
 
 def finite(points: Iterable[Point]) -> tuple[Point, ...]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 METRICS_A_BATCH, VALUES_A_BATCH = 900, 90
 """MLflow's interface takes 1,000 metrics or 100 params and tags in one request."""
 RUNS_A_PAGE = 500
+LONGEST_CAUSE = 200
+"""Characters of MLflow's own words in an error of ours; it likes to append whole statements."""
 
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -170,7 +172,7 @@ class Store:
             yield
         except (MlflowException, SQLAlchemyError, OSError) as error:
             self._opened = None
-            cause = mask(" ".join(str(error).split()))[:300]
+            cause = mask(" ".join(str(error).partition("[SQL:")[0].split()))[:LONGEST_CAUSE]
             raise StoreError(
                 f"{mask(self.uri)}: MLflow cannot be written ({cause}); nothing is lost: the ledger has it all, and "
                 "`tuner track STUDY` brings MLflow up to date"
@@ -182,6 +184,7 @@ def _open(uri: str) -> Any:
         os.environ.setdefault(name, value)
     from mlflow.tracking import MlflowClient
 
+    # Its log repeats with whole tracebacks what `StoreError` says in a sentence.
     for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return MlflowClient(tracking_uri=uri)
