@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from objectives.measurement import Failure
+from objectives.speed import mean_probe, speed_index
 from tuner.config import EngineConfig
 from tuner.engine.twin.devices import DeviceSpec
 from tuner.engine.twin.engine import TwinEngine
@@ -74,6 +76,26 @@ def calibrate(trials: Sequence[MeasuredTrial], twin: TwinEngine, key: str = "") 
         key=key,
         steps=len(measured_s),
     )
+
+
+def calibrate_by_probe(trials: Sequence[MeasuredTrial], twin: TwinEngine, key: str = "") -> Coefficients:
+    """Fit as `calibrate` does, with each trial's speed taken from its probes instead of from its `speed`.
+
+    A first fit predicts what each configuration's probe takes on a machine of the trials' common speed; the measured
+    probes over that are the trials' speeds, for a second fit. Trials without a probe count as common.
+    """
+    common = [replace(trial, speed=1.0) for trial in trials]
+    first = twin.with_coefficients(calibrate(common, twin, key))
+    speeds = [probe_speed(trial, first) or 1.0 for trial in common]
+    mean = float(np.exp(np.mean(np.log(speeds)))) if speeds else 1.0
+    return calibrate([replace(t, speed=s / mean) for t, s in zip(common, speeds, strict=True)], twin, key)
+
+
+def probe_speed(trial: MeasuredTrial, twin: TwinEngine) -> float | None:
+    """Say how many times as long everything took as when `twin` was calibrated; `None` without a probe."""
+    measured = mean_probe(trial.measurement)
+    predicted = twin.probe(trial.config, trial.measurement.engine.kv_tokens)
+    return None if measured is None or isinstance(predicted, Failure) else speed_index(measured, predicted)
 
 
 def robust_nonnegative_fit(seconds_of: Array, measured_s: Array) -> Array:

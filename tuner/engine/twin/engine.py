@@ -98,6 +98,19 @@ class TwinEngine:
     def close(self) -> None:
         """Nothing outlives a run."""
 
+    def with_coefficients(self, coefficients: Coefficients) -> TwinEngine:
+        """Return an engine for the same model and device that uses this set."""
+        return TwinEngine(self._device, self._model, self._memory, coefficients)
+
+    def probe(self, config: EngineConfig, kv_tokens: int | None = None) -> SpeedProbe | Failure:
+        """Predict the speed probe of one configuration.
+
+        A measured probe over this one is the machine's speed alone: the probe depends on the configuration too, since
+        a small `max_num_batched_tokens` cuts its prompt into more steps.
+        """
+        prepared = self.prepare(config, kv_tokens)
+        return prepared if isinstance(prepared, Failure) else _probe(prepared)
+
     def prepare(self, config: EngineConfig, kv_tokens: int | None = None) -> Prepared | Failure:
         """Resolve the configuration, size its KV pool (unless it is known) and set up its step costs."""
         resolved = resolve(config.args, self._model, self._device)

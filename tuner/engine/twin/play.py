@@ -134,8 +134,8 @@ class VirtualRun:
                 StepRecord(
                     start_s,
                     duration_s,
-                    step.load.prefill_tokens,
-                    step.load.decodes,
+                    step.prompt_tokens,
+                    step.load.prefill_tokens + step.load.decodes - step.prompt_tokens,
                     step.running,
                     step.waiting,
                     step.kv_usage,

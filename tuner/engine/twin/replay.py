@@ -45,7 +45,7 @@ class ReplayedSteps:
     seconds:
         Measured time of each step, from the end of the one before where the engine had work, overheads included.
     agreement:
-        Share of the measured steps that computed as many tokens as the replay.
+        Share of the measured steps that computed as many prompt and output tokens as the replay.
     """
 
     loads: tuple[StepLoad, ...]
@@ -80,11 +80,13 @@ class _Row:
 
     step: StepRecord
     load: StepLoad
+    prompt_tokens: int
     period_s: float | None
 
     @property
     def agrees(self) -> bool:
-        return self.step.prefill_tokens + self.step.decode_tokens == self.load.prefill_tokens + self.load.decodes
+        tokens = self.load.prefill_tokens + self.load.decodes
+        return (self.step.prefill_tokens, self.step.decode_tokens) == (self.prompt_tokens, tokens - self.prompt_tokens)
 
 
 def _follow(
@@ -116,7 +118,8 @@ def _follow(
         replayed = scheduler.step()
         if not (replayed.load.prefill_tokens or replayed.load.decodes) and scheduler.unfinished:
             replayed = scheduler.step()  # a step that only preempts is not reported by the engine
-        yield _Row(step, replayed.load, end_s - previous_end_s if busy and previous_end_s is not None else None)
+        period_s = end_s - previous_end_s if busy and previous_end_s is not None else None
+        yield _Row(step, replayed.load, replayed.prompt_tokens, period_s)
         previous_end_s = end_s
 
 

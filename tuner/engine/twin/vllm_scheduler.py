@@ -87,6 +87,9 @@ class ScheduledStep(NamedTuple):
 
     Parameters
     ----------
+    prompt_tokens:
+        Tokens that vLLM's statistics count as prompt: those of requests without output yet. Recomputing after a
+        preemption is not among them, though it costs what a prompt costs.
     emitted, finished:
         Requests that got a token, and those of them for which it was the last.
     started:
@@ -98,6 +101,7 @@ class ScheduledStep(NamedTuple):
     """
 
     load: StepLoad
+    prompt_tokens: int
     emitted: Sequence[str]
     finished: Sequence[str]
     started: Sequence[tuple[str, int]]
@@ -239,11 +243,12 @@ class VirtualScheduler:
     def _full_step(self) -> ScheduledStep:
         scheduler = self._scheduler
         output = scheduler.schedule()
-        load, emitted, all_decode = self._load(output.num_scheduled_tokens)
+        new = {r.req_id for r in output.scheduled_new_reqs}
+        load, prompt_tokens, emitted = self._load(output.num_scheduled_tokens, new)
         started = [
-            (new.req_id, new.num_computed_tokens)
-            for new in output.scheduled_new_reqs
-            if scheduler.requests[new.req_id].num_preemptions == 0
+            (r.req_id, r.num_computed_tokens)
+            for r in output.scheduled_new_reqs
+            if scheduler.requests[r.req_id].num_preemptions == 0
         ]
         preempted = sorted(output.preempted_req_ids or ())
         ids = list(output.num_scheduled_tokens)
@@ -264,40 +269,40 @@ class VirtualScheduler:
                 for name in finished:
                     self._shared.pop(name, None)
         running, waiting = scheduler.get_request_counts()
-        undisturbed = all_decode and not (preempted or finished or output.scheduled_new_reqs) and len(ids) == running
+        undisturbed = 0 < load.decodes == running and not (load.prefill_tokens or preempted or finished or new)
         if self._skip_ahead and undisturbed:
             self._run = _DecodeRun(scheduler, self._block_tokens, self._caching)
-        return ScheduledStep(
-            load, emitted, finished, started, preempted, running, waiting, scheduler.kv_cache_manager.usage
-        )
+        usage = scheduler.kv_cache_manager.usage
+        return ScheduledStep(load, prompt_tokens, emitted, finished, started, preempted, running, waiting, usage)
 
-    def _load(self, scheduled: Mapping[str, int]) -> tuple[StepLoad, list[str], bool]:
-        """Return what the scheduled tokens cost, which requests sample, and whether all of them only decode."""
-        prefill = prefill_context = decodes = decode_context = 0
+    def _load(self, scheduled: Mapping[str, int], new: set[str]) -> tuple[StepLoad, int, list[str]]:
+        """Return what the scheduled tokens cost, which of them vLLM counts as prompt, and which requests sample."""
+        prefill = prefill_context = decodes = decode_context = prompt_tokens = 0
         pairs = 0.0
         emitted: list[str] = []
         requests = self._scheduler.requests
         for name, count in scheduled.items():
             request = requests[name]
             computed = request.num_computed_tokens  # this step's tokens included, as after `schedule()`
-            total = request.num_tokens
-            if computed >= total:
+            if computed >= request.num_tokens:
                 emitted.append(name)
             if count == 1 and computed > request.num_prompt_tokens:
                 decodes += 1
                 decode_context += computed
-            else:
-                prefill += count
-                pairs += count * (computed - count + (count + 1) / 2)
-                prefill_context += computed
+                continue
+            prefill += count
+            pairs += count * (computed - count + (count + 1) / 2)
+            prefill_context += computed
+            if name in new or not request.num_output_tokens:
+                prompt_tokens += count
         load = StepLoad(prefill, pairs, prefill_context, decodes, decode_context, len(emitted))
-        return load, emitted, prefill == 0 and decodes > 0
+        return load, prompt_tokens, emitted
 
     def _decode_step(self, run: _DecodeRun) -> ScheduledStep:
         count = len(run.ids)
         load = StepLoad(0, 0.0, 0, count, run.context, count)
         run.context += count
-        return ScheduledStep(load, run.ids, (), (), (), count, run.waiting, self._scheduler.kv_cache_manager.usage)
+        return ScheduledStep(load, 0, run.ids, (), (), (), count, run.waiting, self._scheduler.kv_cache_manager.usage)
 
     def _leave_run(self) -> None:
         if self._run is not None:

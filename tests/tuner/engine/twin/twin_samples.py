@@ -6,6 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from objectives.measurement import Measurement, RequestRecord
 from tuner.config import EngineConfig
 from tuner.workload.model import Request, Workload
 
@@ -46,3 +49,19 @@ def cpu_config(**args: Any) -> EngineConfig:
         "kv_cache_memory_bytes": 256 * 2**20,
     }
     return EngineConfig({**defaults, **args})
+
+
+def percentile_s(measurement: Measurement, what: str, q: float) -> float:
+    """Percentile of `ttft` or `tpot` over the requests of a measurement."""
+    return float(np.percentile([_ttft_s(r) if what == "ttft" else _tpot_s(r) for r in measurement.requests], q))
+
+
+def _ttft_s(record: RequestRecord) -> float:
+    assert record.first_token_s is not None
+    return record.first_token_s - record.scheduled_s
+
+
+def _tpot_s(record: RequestRecord) -> float:
+    assert record.first_token_s is not None
+    assert record.last_token_s is not None
+    return (record.last_token_s - record.first_token_s) / (record.output_tokens - 1)
