@@ -1,0 +1,331 @@
+"""`vllm serve` as a child: started from a config file as a deployment starts it, proven to be ours, measured, ended.
+
+`ServedTrialEngine` is a `TrialEngine` over HTTP. The server listens on a fresh port of 127.0.0.1, under a model name
+that nobody else has, in a process group of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import aiohttp
+import psutil
+
+from objectives.measurement import EngineFacts, Failure, FailureKind, Measurement, Stage, StepRecord
+from tuner.config import EngineConfig
+from tuner.engine.failures import classify, watchdog_line
+from tuner.engine.http import HttpSource, RequestFailedError, client_session
+from tuner.engine.nvml import open_nvml
+from tuner.engine.processes import ProcessIdentity, ResourceSnapshot, descendants, end_tree, prove_clean
+from tuner.engine.protocol import EngineDiedError, MeasurePlan, Progress
+from tuner.engine.telemetry import DeviceSampler, foreign_processes, used_memory, visible_devices
+from tuner.engine.trial import measure
+from tuner.errors import EngineUnsupportedError
+from tuner.export.arguments import config_file
+from tuner.export.text import yaml_text
+from tuner.workload.model import Request, Workload
+
+_POLL_S = 0.25
+_PROOF_S = 30.0
+"""CUDA contexts of killed workers have been seen to take 20 s."""
+_ADDRESS = "127.0.0.1"
+_ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    # Only with it does the server have the route that empties the prefix cache between repeats.
+    "VLLM_SERVER_DEV_MODE": "1",
+}
+
+
+class NoSteps:
+    """A served engine does not tell its steps."""
+
+    def take(self, origin_s: float, repeat: int) -> tuple[StepRecord, ...]:
+        """Hand out nothing."""
+        return ()
+
+
+class Server:
+    """One `vllm serve` process and its family.
+
+    Parameters
+    ----------
+    config:
+        Engine arguments with the model, and environment variables.
+    folder:
+        Where the config file is written.
+    log:
+        What the server's processes print goes here.
+    """
+
+    def __init__(self, config: EngineConfig, folder: Path, log: IO[bytes]) -> None:
+        self.port = _free_port()
+        self.name = f"tuner-{uuid.uuid4().hex}"
+        ours = {
+            "host": _ADDRESS,
+            "port": self.port,
+            "served_model_name": self.name,
+            "enable_prompt_tokens_details": True,
+        }
+        file = folder / "serve.yaml"
+        file.write_text(yaml_text(config_file({**config.args, **ours})), encoding="utf-8")
+        self._process = subprocess.Popen(
+            [vllm_command(), "serve", "--config", str(file)],
+            env={**os.environ, **config.env, **_ENVIRONMENT},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._family: list[ProcessIdentity] = [ProcessIdentity.of(self._process.pid)]
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        return f"http://{_ADDRESS}:{self.port}"
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the server's process; `None` while it runs."""
+        return self._process.poll()
+
+    def family(self) -> list[ProcessIdentity]:
+        """Every process of this server that still lives; those of a dead parent are remembered."""
+        found = {*self._family, *descendants(self._process.pid)} if self.exit_code is None else {*self._family}
+        self._family = [process for process in found if process.is_alive()]
+        return self._family
+
+    def owns_its_port(self) -> bool:
+        """Whether a process of this server is the one that listens on its port."""
+        return any(_listens(process.pid, self.port) for process in self.family())
+
+    def stop(self, budget_s: float) -> None:
+        """End the server: TERM to its group and, after `budget_s`, KILL to all of its family that is left."""
+        family = self.family()
+        _signal_group(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(budget_s)
+        except subprocess.TimeoutExpired:
+            _signal_group(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        end_tree([process for process in family if process.is_alive()])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServedEngine:
+    """A server that is ready, as the measurement sees a running engine."""
+
+    source: HttpSource
+    session: aiohttp.ClientSession
+    url: str
+    facts: EngineFacts
+    steps: NoSteps = dataclasses.field(default_factory=NoSteps)
+
+    def generate(self, request: Request, request_id: str) -> Any:
+        """Stream one request."""
+        return self.source.generate(request, request_id)
+
+    async def forget_prefixes(self) -> None:
+        """Empty the prefix cache."""
+        async with self.session.post(f"{self.url}/reset_prefix_cache") as response:
+            response.raise_for_status()
+
+
+class ServedTrialEngine:
+    """A `TrialEngine` that starts `vllm serve` for every run and loads it over HTTP.
+
+    Parameters
+    ----------
+    note_processes:
+        Called with every process that belongs to this engine, so that a later run can end what a crash leaves.
+    """
+
+    def __init__(self, note_processes: Callable[[list[ProcessIdentity]], None] = lambda _: None) -> None:
+        self._note_processes = note_processes
+        self._nvml = open_nvml()
+        self._devices = visible_devices(self._nvml, os.environ)
+        self._left: list[str] = []
+
+    def run(
+        self, config: EngineConfig, workload: Workload, plan: MeasurePlan, progress: Progress
+    ) -> Measurement | Failure:
+        """Start, prove, measure and stop; see `TrialEngine`."""
+        if self._left:
+            return Failure(FailureKind.MEMORY_NOT_FREE, Stage.STOP, f"the server before is not gone: {self._left[0]}")
+        before = ResourceSnapshot.take(os.getpid(), self._used_memory())
+        try:
+            return asyncio.run(self._run(config, workload, plan, progress))
+        finally:
+            self._left = prove_clean(before, self._used_memory, _PROOF_S)
+
+    def close(self) -> None:
+        """Do nothing: no server outlives its run."""
+
+    async def _run(
+        self, config: EngineConfig, workload: Workload, plan: MeasurePlan, progress: Progress
+    ) -> Measurement | Failure:
+        with tempfile.TemporaryDirectory(prefix="tuner-serve-") as folder:
+            log_path = plan.log_path or Path(folder) / "serve.log"
+            with log_path.open("ab") as log:
+                start = log.tell()
+                progress("start server")
+                server = Server(config, Path(folder), log)
+                try:
+                    outcome = await self._measure(server, config, workload, plan, progress, log)
+                finally:
+                    stop_started_s = time.monotonic()
+                    server.stop(plan.stop_budget_s)
+                    self._note_processes([])
+            if outcome is None:
+                return classify(_text(log_path, start), server.exit_code)
+        if isinstance(outcome, Failure):
+            return outcome
+        facts = dataclasses.replace(outcome.engine, stop_s=time.monotonic() - stop_started_s)
+        return dataclasses.replace(outcome, engine=facts)
+
+    def _used_memory(self) -> dict[str, float]:
+        return used_memory(self._nvml, self._devices)
+
+    async def _measure(
+        self,
+        server: Server,
+        config: EngineConfig,
+        workload: Workload,
+        plan: MeasurePlan,
+        progress: Progress,
+        log: IO[bytes],
+    ) -> Measurement | Failure | None:
+        """Measure once the server is up; `None` when it died, so that its log says why."""
+        started_s = time.monotonic()
+        async with client_session() as session:
+            try:
+                async with asyncio.timeout(plan.start_budget_s):
+                    await self._until_ready(server, session)
+                facts = await self._facts(server, config, session, time.monotonic() - started_s)
+                source = HttpSource(session, server.url, server.name, lambda: server.exit_code is None)
+                engine = ServedEngine(source, session, server.url, facts)
+                async with asyncio.timeout(plan.run_budget_s):
+                    return await measure(
+                        engine,
+                        workload,
+                        plan,
+                        lambda: DeviceSampler(self._nvml, self._devices, plan.sample_interval_s),
+                        lambda: self._strangers(server),
+                        progress,
+                    )
+            except _NotOursError as error:
+                return Failure(FailureKind.PORT_IN_USE, Stage.CONFIG, str(error))
+            except TimeoutError:
+                log.write(f"{watchdog_line('serve', time.monotonic() - started_s)}\n".encode())
+                return None
+            except RequestFailedError as error:
+                return Failure(FailureKind.CRASHED, Stage.WARMUP, str(error))
+            except (EngineDiedError, aiohttp.ClientError):
+                return None
+
+    async def _until_ready(self, server: Server, session: aiohttp.ClientSession) -> None:
+        """Wait for the health check, then prove that the server that answers it is the one that was started."""
+        while not await _is_healthy(server, session):
+            if server.exit_code is not None:
+                raise EngineDiedError(f"vllm serve ended with status {server.exit_code}")
+            self._note_processes(server.family())
+            await asyncio.sleep(_POLL_S)
+        if not server.owns_its_port():
+            raise _NotOursError(f"port {server.port} is answered by a process that is not of the server started here")
+        async with session.get(f"{server.url}/v1/models") as response:
+            names = [model["id"] for model in (await response.json())["data"]]
+        if names != [server.name]:
+            raise _NotOursError(f"port {server.port} serves {', '.join(names)}, not the model started here")
+
+    async def _facts(
+        self, server: Server, config: EngineConfig, session: aiohttp.ClientSession, start_s: float
+    ) -> EngineFacts:
+        async with session.get(f"{server.url}/version") as response:
+            version = str((await response.json())["version"])
+        async with session.get(f"{server.url}/v1/models") as response:
+            model = (await response.json())["data"][0]
+        return EngineFacts(
+            engine="vllm",
+            vllm_version=version,
+            device_name=self._devices[0].name if self._devices else "cpu",
+            device_count=_world_size(config.args),
+            model=str(config.args["model"]),
+            start_s=start_s,
+            max_model_len=model.get("max_model_len"),
+            effective_args=dict(config.args),
+        )
+
+    def _strangers(self, server: Server) -> int:
+        own = {os.getpid(), *(process.pid for process in server.family())}
+        return len(foreign_processes(self._nvml, self._devices, own))
+
+
+class _NotOursError(Exception):
+    """Somebody else answers on our port."""
+
+
+def vllm_command() -> str:
+    """Path of the `vllm` command that belongs to this Python.
+
+    Raises
+    ------
+    EngineUnsupportedError
+        When there is none.
+    """
+    command = Path(sys.executable).with_name("vllm")
+    if not command.exists():
+        raise EngineUnsupportedError(
+            f"{command}: vLLM's command is not installed beside this Python; run `make install`, or install vLLM"
+        )
+    return str(command)
+
+
+async def _is_healthy(server: Server, session: aiohttp.ClientSession) -> bool:
+    try:
+        async with session.get(f"{server.url}/health") as response:
+            return response.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+def _free_port() -> int:
+    """Port that nobody has now. vLLM takes it before it loads the model; if someone is faster, it ends and says so."""
+    with socket.socket() as probe:
+        probe.bind((_ADDRESS, 0))
+        return int(probe.getsockname()[1])
+
+
+def _listens(pid: int, port: int) -> bool:
+    try:
+        connections = psutil.Process(pid).net_connections(kind="tcp")
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+    return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections)
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return
+
+
+def _world_size(args: Mapping[str, Any]) -> int:
+    return int(args.get("tensor_parallel_size") or 1) * int(args.get("pipeline_parallel_size") or 1)
+
+
+def _text(path: Path, start: int) -> str:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read().decode(errors="replace")
