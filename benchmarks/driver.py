@@ -6,8 +6,8 @@ contains everything between the two: the sender's own lateness, the socket, the 
 
     python benchmarks/driver.py                  streams spread evenly over the 50 ms between two tokens
     python benchmarks/driver.py --lockstep       every stream's token in the same instant, as after an engine step
-    python benchmarks/driver.py --objects 7e5    with as many objects alive as vLLM's front end brings, and a full pass of
-                                                 the garbage collector every second
+    python benchmarks/driver.py --objects 7e5    with as many objects alive as vLLM's front end brings, and a full
+                                                 pass of the garbage collector every second
     python benchmarks/driver.py --loop uvloop
 
 The target holds for the default: p99 of the error at most 3 ms, no token lost. Exit status 1 when it is missed.
