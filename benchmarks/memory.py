@@ -29,7 +29,7 @@ from memory_facts import (
 )
 
 from tuner.memory_model import MeasuredMemory, MemoryPrediction
-from tuner.memory_terms import CONSTANTS
+from tuner.memory_terms import CONSTANTS, Constant
 
 MEDIAN_TARGET_GIB = 0.15
 TAIL_TARGET_GIB = 0.7
@@ -221,11 +221,9 @@ def fit_graphs(row: Row, p: MemoryPrediction, add: Callable[[str, float], None])
 
 def graph_scale(row: Row, name: str) -> float:
     """GiB of the prediction for one unit of a graph constant."""
-    from tuner import memory_terms
-
     constant = CONSTANTS[name]
     before = predict_row(row).graphs_gib
-    changed = memory_terms.Constant(constant.value + 1, constant.low, constant.high, constant.source)
+    changed = Constant(constant.value + 1, constant.low, constant.high, constant.source)
     CONSTANTS[name] = changed
     try:
         return predict_row(row).graphs_gib - before

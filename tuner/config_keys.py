@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuner.errors import UsageError
 
 Config = Mapping[str, Any]
+
+_NO_LIMIT = 1e12  # some files say 1e30 where they mean that there is no limit
 
 _ALIASES = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -80,7 +81,7 @@ def first_int(config: Config, name: str) -> int | None:
     value = _first(config, name)
     if isinstance(value, Sequence) and not isinstance(value, str) and value:
         value = max(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _NO_LIMIT:
         return None
     return int(value)
 

@@ -44,6 +44,8 @@ class EngineSettings:
         Whether the estimate of graph memory is taken off the KV pool.
     kv_pool_bytes:
         The pool's size where it is set by hand.
+    caches_states:
+        Whether states of Mamba-like layers are kept for reuse (on by default from 0.28): a second block a request.
     """
 
     version: Version
@@ -63,7 +65,7 @@ class EngineSettings:
     block_size: int
     blocks_override: int | None
     hybrid_manager: bool
-    prefix_caching: bool
+    caches_states: bool
     compiled: bool
     capture_sizes: tuple[int, ...]
     full_graphs: bool
@@ -130,7 +132,7 @@ def _resolve(
     max_len = _max_model_len(args, arch)
     seqs, batched = _batch_sizes(args, arch, max_len, total_gib, version, device, usage, gpu_name, tensor * pipeline)
     compilation = as_mapping(args.raw("compilation_config"), "mode")
-    eager = bool(args.flag("enforce_eager", default=False)) or device == "cpu"
+    eager = args.flag("enforce_eager", default=False) or device == "cpu"
     level = _level(args, compilation)
     mode = "NONE" if eager or level == 0 else _graph_mode(args, compilation, level, version)
     kv_dtype = str(args.raw("kv_cache_dtype") or "auto")
@@ -155,14 +157,14 @@ def _resolve(
         block_size=args.count("block_size", 128 if device == "cpu" else 16),
         blocks_override=args.optional_count("num_gpu_blocks_override"),
         hybrid_manager=version >= (0, 10) and not args.flag("disable_hybrid_kv_cache_manager", default=False),
-        prefix_caching=bool(args.flag("enable_prefix_caching", default=version >= (0, 28))),
+        caches_states=args.flag("enable_prefix_caching", default=version >= (0, 28)),
         compiled=not eager and level > 0 and version >= (0, 9),
         capture_sizes=() if mode == "NONE" else _capture_sizes(args, compilation, seqs, batched, version),
         full_graphs=mode.startswith("FULL"),
         piecewise_graphs="PIECEWISE" in mode,
-        charges_graphs=bool(args.env_flag("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", default=version >= (0, 21))),
+        charges_graphs=args.env_flag("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", default=version >= (0, 21)),
         flashinfer_attention=_uses_flashinfer(args, kv_dtype, total_gib),
-        flashinfer_sampler=bool(args.env_flag("VLLM_USE_FLASHINFER_SAMPLER", default=False)),
+        flashinfer_sampler=args.env_flag("VLLM_USE_FLASHINFER_SAMPLER", default=False),
         second_runner=second_runner,
         multimodal=_sees_images(args, arch),
         offload_gib=args.number("cpu_offload_gb", 0.0),
@@ -226,7 +228,7 @@ def _batch_defaults(
         return (4096 * world, 256 * world) if offline else (2048 * world, 128 * world)
     if version < (0, 9):
         return 2048, 256
-    if total_gib >= 160 and version >= (0, 22):
+    if total_gib >= 160:
         return 16384, 1024
     if total_gib >= 70 and "a100" not in gpu_name.lower():
         return (16384 if offline else 8192), (1024 if version >= (0, 10) else 256)

@@ -61,6 +61,10 @@ class CachePlan:
         Bytes of one block over all layers that share its number; 0 for a model without a cache.
     in_flight_tokens:
         Tokens scheduled but not settled: what a sliding window holds beyond itself.
+    state_blocks:
+        Blocks that a layer with a state holds for one request.
+    exact:
+        Whether `token_bytes` is known, not estimated.
     """
 
     token_bytes: float
@@ -121,8 +125,9 @@ def plan_cache(arch: ModelArch, stage: Stage, settings: EngineSettings) -> Cache
         block_bytes=block_bytes,
         groups=groups,
         in_flight_tokens=_concurrent_batches(settings) * settings.max_num_batched_tokens,
-        state_blocks=2 if settings.prefix_caching else 1,
+        state_blocks=2 if settings.caches_states else 1,
         exact=settings.kv_cache_dtype not in _APPROXIMATE_BYTES
+        and not settings.kv_cache_dtype.endswith("_per_token_head")
         and all(layer.kind is not AttentionKind.STATE for layer in layers),
     )
 

@@ -13,6 +13,7 @@ from tuner.model_arch import ModelArch
 from tuner.model_weights import MIB, Sharding, Stage, stage_bytes
 
 _WEIGHTS_MARGIN = 0.01  # formula against "Model loading took … GiB": biases, norms, buffers of single models
+_EXACT_MARGIN = 0.005  # the checkpoint's bytes are known: only buffers and replicated parts can differ
 _WEIGHTS_MARGIN_GIB = 0.05
 _QUANTISED_MARGIN = 0.06  # which layers a checkpoint leaves unquantised, padding and repacking differ
 _MEASURED_SPREAD_GIB = 0.15  # one engine's memory differs this much between starts (vLLM's own safety buffer: 150 MiB)
@@ -71,7 +72,7 @@ def _weights(arch: ModelArch, stage: Stage, settings: EngineSettings, weight_byt
     margin = _WEIGHTS_MARGIN if settings.quantisation is None else _QUANTISED_MARGIN
     if weight_bytes is not None:
         size *= weight_bytes / _checkpoint_size(arch)
-        margin = _WEIGHTS_MARGIN if settings.quantisation == arch.quantisation else _QUANTISED_MARGIN
+        margin = _EXACT_MARGIN if settings.quantisation is None else _QUANTISED_MARGIN
     gib = size / GIB + _adapters_gib(arch, stage, settings)
     spread = margin * gib + _WEIGHTS_MARGIN_GIB
     offload = settings.offload_gib
@@ -82,7 +83,7 @@ def _checkpoint_size(arch: ModelArch) -> float:
     """Bytes that the formula gives for the checkpoint as it lies on disk."""
     whole = Stage(arch.layers, first=True, last=True)
     rotary = arch.rotary_elements * arch.dtype_bytes
-    return stage_bytes(arch, whole, Sharding(), arch.quantisation, arch.dtype_bytes) - rotary
+    return stage_bytes(arch, whole, Sharding(stored=True), arch.quantisation, arch.dtype_bytes) - rotary
 
 
 def _adapters_gib(arch: ModelArch, stage: Stage, settings: EngineSettings) -> float:
@@ -134,8 +135,14 @@ def correct_parts(
         return parts, frozenset({"weights_gib"})
     offset = sum(errors) / len(errors)
     spread = max(_MEASURED_SPREAD_GIB, max(errors) - min(errors))
-    exact_peak = Estimate(parts.activation.value, parts.activation.value, parts.activation.value)
-    corrected = Parts(parts.weights, exact_peak, parts.non_torch.shifted(offset, spread), parts.graphs)
+    outside = parts.non_torch.value + offset
+    corrected = Parts(
+        weights=parts.weights,
+        # What was measured is the sum of both: an overestimate beyond the non-torch part was the activation's.
+        activation=Estimate.known(max(parts.activation.value + min(outside, 0.0), 0.0)),
+        non_torch=Estimate.known(max(outside, 0.0), spread),
+        graphs=parts.graphs,
+    )
     return corrected, frozenset({"weights_gib", "non_torch_gib"})
 
 

@@ -9,9 +9,11 @@ from tuner.errors import UsageError
 from tuner.model_arch import DTYPE_BYTES, AttentionKind, Layer, ModelArch, Vision
 from tuner.model_layers import feed_forwards, mixers_of
 from tuner.model_quantisation import quantisation_in
+from tuner.model_weights import parameters
 
 _TIED_FAMILIES = ("gemma", "cohere", "gpt2", "opt", "falcon", "bloom", "mpt", "gpt_bigcode", "starcoder2")
 _MOST_LAYERS = 2000
+_MOST_PARAMETERS = 1e15
 
 
 def read_arch(config_json: Config) -> ModelArch:
@@ -35,11 +37,15 @@ def read_arch(config_json: Config) -> ModelArch:
     if not isinstance(config_json, Mapping):
         raise UsageError("config.json: the top level must be an object; pass the model's config.json as a dict.")
     try:
-        return _read(config_json)
+        arch = _read(config_json)
+        size = parameters(arch)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise UsageError(
             f"config.json: a value has a form that no known model uses ({error}); pass the model's own file."
         ) from error
+    if not 0 < size < _MOST_PARAMETERS:
+        raise UsageError(f"config.json: {size:.3g} parameters is no model's size; pass the model's own file.")
+    return arch
 
 
 def _read(config_json: Config) -> ModelArch:
@@ -54,11 +60,7 @@ def _read(config_json: Config) -> ModelArch:
     head_dim = next((m.key_dim for m in mixers if m.kind is not AttentionKind.STATE and m.key_dim), 0)
     positions = first_int(text, "max_positions")
     latent_rope = int(text.get("qk_rope_head_dim") or 0)
-    rotary = (
-        0
-        if all(mixer.kind is AttentionKind.STATE for mixer in mixers)
-        else (positions or 0) * (latent_rope or head_dim)
-    )
+    rotates = any(mixer.kind is not AttentionKind.STATE for mixer in mixers)
     return ModelArch(
         model_type=model_type,
         hidden=hidden,
@@ -72,7 +74,7 @@ def _read(config_json: Config) -> ModelArch:
         quantisation=quantisation_in(config_json, text),
         vision=_vision(config_json),
         max_positions=positions,
-        rotary_elements=rotary,
+        rotary_elements=(positions or 0) * (latent_rope or head_dim) if rotates else 0,
         layer_embedding=int(text.get("hidden_size_per_layer_input") or 0)
         * int(text.get("vocab_size_per_layer_input") or 0)
         * count,

@@ -30,10 +30,21 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How weights are divided: tensor-parallel ranks, and ranks over which whole experts are spread (1: none)."""
+    """How weights are divided.
+
+    Parameters
+    ----------
+    tensor:
+        Tensor-parallel ranks.
+    expert:
+        Ranks over which whole experts are spread; 1 for none.
+    stored:
+        As they lie in the checkpoint: neither padded for kernels nor kept twice.
+    """
 
     tensor: int = 1
     expert: int = 1
+    stored: bool = False
 
 
 def stages_of(arch: ModelArch, pipeline: int) -> tuple[Stage, ...]:
@@ -142,7 +153,7 @@ def _attention_tensors(
     yield from (size * element for size in divided)
     if attention.replicated:
         yield attention.replicated * element
-    if attention.kind is AttentionKind.LATENT and linear is not None:
+    if attention.kind is AttentionKind.LATENT and linear is not None and not sharding.stored:
         # A quantised up-projection is kept once more in the model's dtype, absorbed into query and output.
         yield divided[1] * dtype_bytes
 
@@ -161,7 +172,7 @@ def _feed_forward_tensors(
     expert_bits = quantisation.expert_bits if quantisation is not None else None
     element = dtype_bytes if expert_bits is None else expert_bits / 8
     width: float = part.expert_width
-    if quantisation is not None and "mxfp4" in quantisation.method:
+    if quantisation is not None and "mxfp4" in quantisation.method and not sharding.stored:
         width = -(-part.expert_width // _MXFP4_PADDING) * _MXFP4_PADDING
     share = part.experts / sharding.tensor if sharding.expert == 1 else -(-part.experts // sharding.expert)
     yield (part.projections - 1) * hidden * width * share * element
