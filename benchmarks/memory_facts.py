@@ -158,7 +158,7 @@ def config_of(row: Row) -> Row:
         "max_position_embeddings": max(32768, row.get("max_model_len") or 0),
         "torch_dtype": "bfloat16",
     } | _FAMILIES[key]
-    method = row.get("quantization")
+    method = row.get("quantization") or ("awq" if "(quantised" in row["model"] else None)
     if method in _QUANTISED_CHECKPOINTS:
         text["quantization_config"] = _QUANTISED_CHECKPOINTS[method]
     if key in _MULTIMODAL:
