@@ -179,7 +179,8 @@ def open_nvml(library: Any = None) -> Nvml | None:
     except library.NVMLError as error:
         if error.value in (library.NVML_ERROR_LIBRARY_NOT_FOUND, library.NVML_ERROR_DRIVER_NOT_LOADED):
             return None
-        raise PreflightError(f"the NVIDIA driver does not answer: {error}; see nvidia-smi and repair it") from error
+        reason = str(error).rstrip(".")
+        raise PreflightError(f"the NVIDIA driver does not answer: {reason}; see nvidia-smi and repair it") from error
     if library.nvmlDeviceGetCount() == 0:
         library.nvmlShutdown()
         return None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_source import Event, ScriptedSource, ask, in_jumping_time, tokens, workload
 
@@ -297,6 +297,7 @@ requests = st.builds(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     cases=st.lists(st.tuples(requests, events), min_size=1, max_size=8),
     cap=st.one_of(st.none(), st.integers(1, 3)),

@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
 import psutil
@@ -281,15 +280,12 @@ def test_segment_that_nobody_uses_any_more_is_named() -> None:
 
 
 @needs_linux
-def test_segment_that_our_own_process_still_maps_is_named() -> None:
-    resource_tracker.ensure_running()  # the child that the first segment of a process brings for good
+def test_segment_that_our_own_process_still_uses_is_named() -> None:
     before = ResourceSnapshot.take(os.getpid(), {})
-    segment = shared_memory.SharedMemory(create=True, size=4096)
-    try:
-        assert prove_clean(before, dict, limit_s=0) == [f"shared memory {segment.name} is still there"]
-    finally:
-        segment.close()
-        segment.unlink()
+    name = f"tuner_test_{uuid.uuid4().hex}"
+
+    with leaked_segment(name) as path, path.open():
+        assert prove_clean(before, dict, limit_s=0) == [f"shared memory {name} is still there"]
 
 
 @needs_linux
@@ -301,6 +297,32 @@ def test_segment_that_a_stranger_uses_is_none_of_our_business(start: Start) -> N
 
     with leaked_segment(name) as path, path.open():
         assert prove_clean(before, dict, limit_s=0) == []
+
+
+@needs_linux
+def test_only_pythons_segments_that_nobody_uses_are_removed(start: Start) -> None:
+    unused, used, foreign = (f"{prefix}{uuid.uuid4().hex}" for prefix in ("psm_", "psm_", "other_"))
+    process = start(
+        f"""
+        import os, sys
+        sys.path[:0] = {IMPORTABLE}
+        from tuner.engine.processes import ResourceSnapshot, remove_left_segments
+        before = ResourceSnapshot.take(os.getpid(), {{}})
+        opened = [open("/dev/shm/" + name, "xb", buffering=0) for name in {[unused, used, foreign]}]
+        opened[0].write(b"x")
+        opened[0].close()
+        opened[2].close()
+        print(*remove_left_segments(before), flush=True)
+        """
+    )
+    removed = first_line(process)
+    process.wait()
+
+    remaining = [name for name in (unused, used, foreign) if (Path("/dev/shm") / name).exists()]
+    for name in remaining:
+        (Path("/dev/shm") / name).unlink()
+    assert removed == unused
+    assert remaining == [used, foreign]
 
 
 @contextlib.contextmanager
