@@ -21,7 +21,8 @@ from tuner.config import EngineConfig
 from tuner.engine.http import HttpSource, client_session
 from tuner.engine.processes import ProcessIdentity, descendants, end_tree
 from tuner.engine.protocol import MeasurePlan
-from tuner.engine.serve import ServedTrialEngine, vllm_command
+from tuner.engine.serve import ServedTrialEngine
+from tuner.engine.server import vllm_command
 from tuner.export import FORMATS
 from tuner.export.files import write
 from tuner.workload.model import Request, Workload

@@ -13,7 +13,7 @@ import pytest
 
 from objectives.measurement import Failure, FailureKind, Measurement
 from tuner.config import EngineConfig
-from tuner.engine import serve
+from tuner.engine import server
 from tuner.engine.processes import ProcessIdentity
 from tuner.engine.protocol import MeasurePlan
 from tuner.engine.serve import ServedTrialEngine
@@ -28,7 +28,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     command = tmp_path / "vllm"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("fake_vllm.py")} "$@"\n')
     command.chmod(0o755)
-    monkeypatch.setattr(serve, "vllm_command", lambda: str(command))
+    monkeypatch.setattr(server, "vllm_command", lambda: str(command))
 
 
 def run(kind: str, log: Path | None = None, **budgets: float) -> tuple[Measurement | Failure, list[ProcessIdentity]]:
@@ -86,7 +86,7 @@ def test_a_server_that_ignores_term_is_killed_with_its_children() -> None:
 def test_a_stranger_on_the_port_is_not_taken_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stale server that answers the health check while ours is still starting."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
-        monkeypatch.setattr(serve, "_free_port", lambda: stranger.getsockname()[1])
+        monkeypatch.setattr(server, "_free_port", lambda: stranger.getsockname()[1])
         threading.Thread(target=_answer_ok, args=(stranger,), daemon=True).start()
 
         outcome, _ = run("right")
@@ -102,7 +102,7 @@ def test_without_vllms_command_the_sentence_says_where_it_was_looked_for(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
 
     with pytest.raises(EngineUnsupportedError, match="elsewhere/vllm"):
-        serve.vllm_command()
+        server.vllm_command()
 
 
 def _answer_ok(server: socket.socket) -> None:
