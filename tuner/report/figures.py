@@ -33,15 +33,15 @@ def study_charts(study: StudyView, folder: Path) -> list[Chart]:
     return [c for c in charts if c is not None and any(series.x for panel in c.panels for series in panel.series)]
 
 
-def write_figures(study: StudyView, folder: Path, into: Path, links: Mapping[int, str] | None = None) -> list[Chart]:
+def write_figures(study: StudyView, folder: Path, into: Path, places: Mapping[int, str] | None = None) -> list[Chart]:
     """Write `NAME.html` and `NAME.png` of every figure and return the charts.
 
     Parameters
     ----------
     folder:
         Of the study, with `trials/N/`.
-    links:
-        Trial number -> address that a click on its point opens.
+    places:
+        Trial number -> where to find the trial, which a click on its point shows.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def write_figures(study: StudyView, folder: Path, into: Path, links: Mapping[int
     try:
         into.mkdir(parents=True, exist_ok=True)
         for chart in charts:
-            (into / f"{chart.name}.html").write_text(interactive.page(chart, links), encoding="utf-8")
+            (into / f"{chart.name}.html").write_text(interactive.page(chart, places), encoding="utf-8")
             (into / f"{chart.name}.png").write_bytes(still.png(chart))
     except OSError as error:
         raise StoreError(f"{into}: the figures cannot be written ({error.strerror}); free or mend it") from error

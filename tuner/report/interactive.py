@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from html import escape
 from typing import TYPE_CHECKING, Any
 
-from tuner.report.chart import STYLES, Axis, Chart, Panel, Series, Style
+from tuner.report.chart import STYLES, Axis, Chart, Series, Style
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -23,32 +24,44 @@ _SYMBOLS = {
 }
 _CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 
-_OPEN_TRIAL = """
-var links = %s;
-var plot = document.getElementById('{plot_id}');
-plot.on('plotly_click', function (event) {
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>body {{ margin: 12px; font: 14px/1.4 {font}; color: #222; }} h1 {{ font-size: 18px; margin: 0; }}
+p {{ margin: 4px 0; color: #666; }} #picked {{ min-height: 1.4em; color: #222; overflow-wrap: anywhere; }}</style>
+</head><body><h1>{title}</h1><p>{caption}</p><p id="picked"></p>
+{plot}
+</body></html>
+"""
+
+# MLflow shows pages in a sandbox that may not open windows: a click writes the address down instead.
+_SHOW_PICKED = """
+var places = %s;
+document.getElementById('{plot_id}').on('plotly_click', function (event) {
   var trial = event.points.length ? event.points[0].customdata : undefined;
-  if (links[trial]) { window.open(links[trial], '_blank'); }
+  if (trial !== undefined && places[trial]) {
+    document.getElementById('picked').textContent = 'Trial ' + trial + ': ' + places[trial];
+  }
 });
 """
 
 
-def page(chart: Chart, links: Mapping[int, str] | None = None) -> str:
+def page(chart: Chart, places: Mapping[int, str] | None = None) -> str:
     """Return a whole HTML page with the chart and everything that it needs.
 
     Parameters
     ----------
-    links:
-        Trial number -> address that a click on its point opens.
+    places:
+        Trial number -> where to find the trial, which a click on its point shows.
     """
-    script = [_OPEN_TRIAL % json.dumps(dict(links))] if links else None
-    html: str = figure(chart).to_html(include_plotlyjs=True, full_html=True, config=_CONFIG, post_script=script)
-    return html.replace("<head>", f"<head><title>{chart.title}</title>", 1)
+    scripts = [_SHOW_PICKED % json.dumps(dict(places))] if places else None
+    plot = figure(chart).to_html(include_plotlyjs=True, full_html=False, config=_CONFIG, post_script=scripts)
+    return _PAGE.format(title=escape(chart.title), caption=escape(chart.caption), font=FONT, plot=plot)
 
 
 def fragment(chart: Chart) -> str:
     """Return the chart as a `<div>` for a page that has plotly's script already."""
-    html: str = figure(chart, titled=False).to_html(include_plotlyjs=False, full_html=False, config=_CONFIG)
+    html: str = figure(chart).to_html(include_plotlyjs=False, full_html=False, config=_CONFIG)
     return html
 
 
@@ -59,14 +72,8 @@ def script() -> str:
     return str(get_plotlyjs())
 
 
-def figure(chart: Chart, *, titled: bool = True) -> go.Figure:
-    """Draw the chart.
-
-    Parameters
-    ----------
-    titled:
-        Whether title and caption are part of the figure; a page that has its own does without.
-    """
+def figure(chart: Chart) -> go.Figure:
+    """Draw the chart without its title and caption, which are the page's."""
     from plotly.subplots import make_subplots
 
     count = len(chart.panels)
@@ -87,10 +94,10 @@ def figure(chart: Chart, *, titled: bool = True) -> go.Figure:
             shown |= {series.name} if legend else set()
             drawn.add_trace(_trace(series, STYLES[series.role], legend), row=row, col=column)
         last = not chart.stacked or index == count - 1
-        drawn.update_xaxes(**_axis(panel.x, panel), row=row, col=column, title_text=panel.x.title if last else None)
-        drawn.update_yaxes(**_axis(panel.y, panel), row=row, col=column, title_text=panel.y.title)
+        drawn.update_xaxes(**_axis(panel.x), row=row, col=column, title_text=panel.x.title if last else None)
+        drawn.update_yaxes(**_axis(panel.y), row=row, col=column, title_text=panel.y.title)
     height = chart.panel_height * (rows if chart.stacked else 1) + 120
-    drawn.update_layout(**_layout(chart, titled), height=height)
+    drawn.update_layout(**_layout(), height=height)
     return drawn
 
 
@@ -151,7 +158,7 @@ def _bars(
     }
 
 
-def _axis(axis: Axis, panel: Panel) -> dict[str, Any]:
+def _axis(axis: Axis) -> dict[str, Any]:
     settings: dict[str, Any] = {"showgrid": True, "gridcolor": GRID, "zeroline": False, "linecolor": "#444444"}
     settings |= {"ticks": "outside", "title_standoff": 12, "automargin": True}
     if axis.log:
@@ -161,16 +168,13 @@ def _axis(axis: Axis, panel: Panel) -> dict[str, Any]:
     return settings
 
 
-def _layout(chart: Chart, titled: bool) -> dict[str, Any]:
-    layout: dict[str, Any] = {
+def _layout() -> dict[str, Any]:
+    return {
         "template": "none",
         "font": {"family": FONT, "size": 13, "color": "#222222"},
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
         "hoverlabel": {"align": "left", "bgcolor": "white", "font": {"family": FONT, "size": 13}},
         "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
-        "margin": {"l": 70, "r": 24, "t": 130 if titled else 50, "b": 70},
+        "margin": {"l": 70, "r": 24, "t": 50, "b": 70},
     }
-    if titled:
-        layout["title"] = {"text": f"{chart.title}<br><sup>{chart.caption}</sup>", "x": 0.01, "xanchor": "left"}
-    return layout

@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.tracking.views import TRIALS, view_link
+
 HOST = "127.0.0.1"
 
 
@@ -38,10 +40,8 @@ def ui_command(uri: str, artifact_root: Path, port: int | None = None) -> UiServ
 
 
 def experiment_url(base_url: str, experiment_id: str | None = None) -> str:
-    """Address of the study's table of runs in the UI; of the list of experiments without one."""
-    if experiment_id is None:
-        return f"{base_url}/#/experiments"
-    return f"{base_url}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+    """Address of the study's table of trials in the UI; of the list of experiments without one."""
+    return f"{base_url}/#/experiments" if experiment_id is None else f"{base_url}/{view_link(experiment_id, TRIALS)}"
 
 
 def free_port() -> int:

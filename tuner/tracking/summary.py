@@ -13,6 +13,7 @@ from tuner.report.html import report_page
 from tuner.report.verdict import Verdict, verdict
 from tuner.secrets import mask, secret_values
 from tuner.tracking.content import LONGEST_NOTE, Point, finite, metric_key
+from tuner.tracking.views import FRONT, TRIALS, view_link
 from tuner.view import StudyView, front_document, hypervolume_series
 
 SUMMARY = "summary"
@@ -62,10 +63,10 @@ def stage_summary(into: Path, study: StudyView, folder: Path, experiment_id: str
     folder:
         Of the study, with `trials/N/`.
     runs:
-        Trial number -> run that a click on its point opens.
+        Trial number -> its run, which a click on its point names.
     """
-    links = {number: run_link(experiment_id, run_id) for number, run_id in runs.items()}
-    charts = write_figures(study, folder, into / FIGURES, links)
+    places = {number: f"run {run_id}, at {run_link(experiment_id, run_id)}" for number, run_id in runs.items()}
+    charts = write_figures(study, folder, into / FIGURES, places)
     (into / "report.html").write_text(report_page(study, charts), encoding="utf-8")
     (into / "front.json").write_text(json.dumps(front_document(study), indent=1), encoding="utf-8")
 
@@ -75,16 +76,23 @@ def experiment_note(study: StudyView, experiment_id: str, run_id: str) -> str:
     said = verdict(study)
     lines = [f"**{said.headline}**", *_trade_offs(said)]
     lines += [said.verification] if said.verification else []
-    lines.append(f"[Figures and report]({run_link(experiment_id, run_id)}/artifacts)")
+    links = {
+        "Figures": run_link(experiment_id, run_id, f"{FIGURES}/front.html"),
+        "Report": run_link(experiment_id, run_id, "report.html"),
+        "All trials": view_link(experiment_id, TRIALS),
+        "The front in MLflow's charts": view_link(experiment_id, FRONT),
+    }
+    lines.append(" · ".join(f"[{text}]({link})" for text, link in links.items()))
     lines.append("Filter the runs with `tags.pareto = 'true'`, `tags.knee = 'true'` or `tags.state = 'infeasible'`.")
     lines += list(said.trust)
     note = mask("\n\n".join(lines), secret_values())
     return note if len(note) <= LONGEST_NOTE else note[: LONGEST_NOTE - 1] + "…"
 
 
-def run_link(experiment_id: str, run_id: str) -> str:
-    """Address of a run within MLflow's UI, whatever host it is served from."""
-    return f"#/experiments/{experiment_id}/runs/{run_id}"
+def run_link(experiment_id: str, run_id: str, file: str | None = None) -> str:
+    """Address of a run, or of one of its files, within MLflow's UI, whatever host it is served from."""
+    place = f"/artifacts/{file}" if file else ""
+    return f"#/experiments/{experiment_id}/runs/{run_id}{place}?workflowType=machine_learning"
 
 
 def _trade_offs(said: Verdict) -> list[str]:

@@ -24,6 +24,7 @@ from tuner.tracking.evidence import stage_files
 from tuner.tracking.series import trial_series
 from tuner.tracking.store import Store, StoredRun
 from tuner.tracking.summary import HYPERVOLUME, SUMMARY, experiment_note, stage_summary, summary_points, summary_tags
+from tuner.tracking.views import view_tags
 from tuner.view import Objective, StudyView, view
 
 REVISION = "revision"
@@ -151,7 +152,7 @@ class Tracker:
                 return experiment_id
             began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(tags["study_id"].rpartition("@")[2])))
             self._store.rename_experiment(experiment_id, f"{name} (begun {began})")
-        # The kind makes the UI open on runs and charts; without it the page of traces comes first.
+        # The kind keeps the UI from guessing that this is about language model applications, and opening on traces.
         tags = {"study_id": study_id, "mlflow.experimentKind": "custom_model_development"}
         return self._store.create_experiment(name, tags)
 
@@ -210,18 +211,19 @@ class Tracker:
         if stored is not None and stored.tags.get(REVISION) == drawn_from:
             return
         tags = summary_tags(study)
-        run_id = (
-            stored.run_id
-            if stored is not None
-            else self._store.create_run(known.experiment_id, SUMMARY, tags, round(study.started_at * 1000))
-        )
+        if stored is None:
+            # A moment before the first trial, so that it leads the table that is sorted by time.
+            began_ms = round(study.started_at * 1000) - 1
+            run_id = self._store.create_run(known.experiment_id, SUMMARY, tags, began_ms)
+        else:
+            run_id = stored.run_id
         self._store.log(run_id, summary_points(study, after_step=self._store.last_step(run_id, HYPERVOLUME)))
         links = {int(key): run.run_id for key, run in known.runs.items() if key != SUMMARY}
         with tempfile.TemporaryDirectory(prefix="tuner-track-") as staged:
             stage_summary(Path(staged), study, folder, known.experiment_id, links)
             self._store.add_files(run_id, Path(staged))
         note = experiment_note(study, known.experiment_id, run_id)
-        self._store.tag_experiment(known.experiment_id, {"mlflow.note.content": note})
+        self._store.tag_experiment(known.experiment_id, {"mlflow.note.content": note, **view_tags(study)})
         tags |= {"mlflow.note.content": note, REVISION: drawn_from}
         self._store.tag(run_id, tags)
         self._store.set_status(run_id, "FINISHED", None)
