@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -215,14 +215,10 @@ class _Load:
     async def _consume(self, request: Request, request_id: str, sent: _Sent) -> None:
         """Note the arrival of every token. A delta of k tokens is k equal times; an empty one is no token."""
         clock, times = self._clock, sent.token_times_s
-        stream = self._source.generate(request, request_id)
-        try:
-            async for delta in stream:
-                times += [clock()] * delta.token_count
-                if delta.finish_reason is not None:
-                    sent.last = delta
-        finally:
-            await _close(stream)
+        async for delta in self._source.generate(request, request_id):
+            times += [clock()] * delta.token_count
+            if delta.finish_reason is not None:
+                sent.last = delta
         sent.error = _shortfall(request, sent)
 
     def result(self, *, stopped: bool) -> LoadResult:
@@ -308,11 +304,6 @@ def _shortfall(request: Request, sent: _Sent) -> str | None:
 async def _end_when_set(stop: asyncio.Event) -> None:
     await stop.wait()
     raise _EndLoad
-
-
-async def _close(stream: AsyncIterator[TokenDelta]) -> None:
-    if isinstance(stream, AsyncGenerator):
-        await stream.aclose()
 
 
 def _is_cancelled() -> bool:

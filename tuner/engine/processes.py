@@ -156,11 +156,11 @@ def end_tree(
 ) -> tuple[ProcessIdentity, ...]:
     """End processes and everything that belongs to them: TERM, then KILL; return those that live on even then.
 
-    What they start, or leave behind, while they are being ended is found and ended too. This process and those that it
-    descends from are never touched.
+    What they start, or leave behind, while they are being ended is found and ended too, as is the group of one that
+    ended before. This process and those that it descends from are never touched.
     """
-    known = {p for p in processes if p.is_alive()}
-    alive: set[ProcessIdentity] = known
+    known = set(processes)
+    alive: set[ProcessIdentity] = set()
     for send, limit_s in ((psutil.Process.terminate, term_s), (psutil.Process.kill, kill_s)):
         deadline_s = time.monotonic() + limit_s
         told: set[ProcessIdentity] = set()

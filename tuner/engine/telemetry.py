@@ -61,9 +61,11 @@ def visible_devices(nvml: Nvml | None, env: Mapping[str, str]) -> tuple[Device, 
     wanted = env.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return tuple(_as_cuda_takes_it(nvml, gpu) for gpu in gpus)
+    if wanted.strip() in ("", "NoDevFiles"):
+        return ()
     chosen: list[Device] = []
     for entry in (part.strip() for part in wanted.split(",")):
-        if entry.startswith("-") or wanted.strip() in ("", "NoDevFiles"):
+        if entry.startswith("-"):
             break
         device = _named(nvml, gpus, entry, env)
         if device in chosen:

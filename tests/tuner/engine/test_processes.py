@@ -171,11 +171,13 @@ def test_group_that_outlives_its_leader_belongs_to_it(start: Start) -> None:
     )
     first_line(leader)
     (member,) = descendants(leader.pid)
+    identity = ProcessIdentity.of(leader.pid)
     leader.kill()
     leader.wait()
 
     assert descendants(leader.pid) == (member,)
-    assert end_tree([member]) == ()
+    assert end_tree([identity]) == ()
+    assert not member.is_alive()
 
 
 @needs_linux
@@ -199,6 +201,28 @@ def test_orphan_of_a_double_fork_in_another_session_is_found_and_ended(start: St
     )
 
     assert first_line(adopter) == "1 True ()"
+
+
+@needs_linux
+def test_orphan_that_was_adopted_and_ended_does_not_stay_a_zombie(start: Start) -> None:
+    adopter = start(
+        f"""
+        import os, sys, time
+        sys.path[:0] = {IMPORTABLE}
+        import psutil
+        from tuner.engine.processes import ResourceSnapshot, adopt_orphans, prove_clean
+        adopt_orphans()
+        before = ResourceSnapshot.take(os.getpid(), {{}})
+        if os.fork() == 0:
+            os.fork()
+            os._exit(0)
+        os.wait()
+        time.sleep(0.1)
+        print(len(psutil.Process().children()), prove_clean(before, dict, 1.0), psutil.Process().children(), flush=True)
+        """
+    )
+
+    assert first_line(adopter) == "1 [] []"
 
 
 def test_process_that_ends_by_itself_is_waited_for(start: Start) -> None:

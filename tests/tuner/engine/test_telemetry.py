@@ -59,7 +59,8 @@ def four_a6000() -> Nvml:
 
 
 def with_mig() -> Nvml:
-    half = [FakeGpu(uuid, name="NVIDIA A100 MIG 3g.20gb", total_gib=19.5) for uuid in MIG]
+    unknown = dict.fromkeys(("nvmlDeviceGetTemperature", "nvmlDeviceGetClockInfo"), NOT_SUPPORTED)
+    half = [FakeGpu(uuid, name="NVIDIA A100 MIG 3g.20gb", total_gib=19.5, errors=unknown) for uuid in MIG]
     return started(
         FakeGpu(A6000[0], name="NVIDIA A100", instances=[]),
         FakeGpu(A6000[1], name="NVIDIA A100", instances=[None, *half, None]),
@@ -269,10 +270,11 @@ def test_free_memory_without_a_gpu_is_that_of_the_host() -> None:
     assert 0 < free[HOST] < 100_000
 
 
-def test_every_process_on_a_device_is_foreign_before_the_engine_starts() -> None:
+@pytest.mark.parametrize("shared_pids", [True, False])
+def test_every_process_on_a_device_is_foreign_before_the_engine_starts(shared_pids: bool) -> None:
     nvml = started(FakeGpu(A6000[0], computing=[(77, 2.5), (12, None)]))
 
-    assert foreign_processes(nvml, nvml.gpus()) == (
+    assert foreign_processes(nvml, nvml.gpus(), shared_pids=shared_pids) == (
         DeviceProcess(A6000[0], 12, None, computes=True),
         DeviceProcess(A6000[0], 77, 2.5, computes=True),
     )
