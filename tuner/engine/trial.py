@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from objectives.intervals import percentile
 from objectives.measurement import EngineFacts, Measurement, SpeedProbe, StepRecord
 from objectives.validity import (
     NOTE_CLIENT_LATENESS,
@@ -68,9 +69,17 @@ async def measure(
     workload: Workload,
     plan: MeasurePlan,
     sampler: Callable[[], DeviceSampler],
+    foreign_processes: Callable[[], int],
     progress: Progress,
 ) -> Measurement:
     """Measure a workload on an engine that has just started.
+
+    Parameters
+    ----------
+    sampler:
+        Makes the device sampler that runs beside the workload.
+    foreign_processes:
+        Counts the processes of others on the devices.
 
     Raises
     ------
@@ -84,6 +93,7 @@ async def measure(
     facts = dataclasses.replace(engine.facts, warmup_s=time.monotonic() - warmup_started_s)
     steps: list[StepRecord] = []
     loads: list[LoadResult] = []
+    strangers = foreign_processes()
     with sampler() as samples:
         for repeat in range(plan.repeats):
             await engine.forget_prefixes()
@@ -97,27 +107,28 @@ async def measure(
             )
             loads.append(load)
             steps += engine.steps.take(load.started_s, repeat)
+            strangers = max(strangers, foreign_processes())
     progress("probe speed")
     return Measurement(
         engine=facts,
         workload_fingerprint=workload.fingerprint(),
         requests=tuple(record for load in loads for record in load.records),
         steps=tuple(steps),
-        device=samples.taken(origin_s=loads[0].started_s),
+        device=samples.samples(loads[0].started_s),
         duration_s=tuple(load.duration_s for load in loads),
         speed_before=before if plan.speed_probe else None,
         speed_after=await probes.run() if plan.speed_probe else None,
-        notes=_notes(loads, samples),
+        notes=_notes(loads, strangers),
     )
 
 
-def _notes(loads: list[LoadResult], samples: DeviceSampler) -> dict[str, float]:
-    lateness = sorted(late for load in loads for late in load.lateness_s)
+def _notes(loads: list[LoadResult], strangers: int) -> dict[str, float]:
+    lateness = [late for load in loads for late in load.lateness_s]
     return {
-        NOTE_CLIENT_LATENESS: lateness[min(len(lateness) - 1, int(0.99 * len(lateness)))] if lateness else 0.0,
+        NOTE_CLIENT_LATENESS: percentile(lateness, 99) if lateness else 0.0,
         NOTE_HELD_BACK: float(sum(1 for load in loads for held in load.held_back_s if held > 0)),
         NOTE_UNSENT: float(sum(load.unsent for load in loads)),
-        NOTE_FOREIGN_PROCESSES: float(samples.foreign_processes),
+        NOTE_FOREIGN_PROCESSES: float(strangers),
     }
 
 

@@ -7,7 +7,6 @@ workload's arrivals, or of what a measurement is worth.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -275,7 +274,7 @@ def effective_args(args: Any, vllm_config: VllmConfig) -> dict[str, Any]:
     """Say what vLLM made of the arguments, under the arguments' own names.
 
     `create_engine_config` writes the defaults that it settles on back into `args`; what is still `None` there is looked
-    up in the sub-configurations. Values that are neither plain nor lists of plain ones are given as text.
+    up in the sub-configurations. Only plain values are given: whole sub-configurations change with every version.
     """
     sections = [getattr(vllm_config, name) for name in _SECTIONS]
     values: dict[str, Any] = {}
@@ -284,9 +283,9 @@ def effective_args(args: Any, vllm_config: VllmConfig) -> dict[str, Any]:
         if value is None:
             name = _RENAMED.get(field.name, field.name)
             value = next((v for s in sections if (v := getattr(s, name, None)) is not None), None)
-        values[field.name] = value
-    document: dict[str, Any] = json.loads(json.dumps(values, default=str, sort_keys=True))
-    return document
+        if value is None or isinstance(value, bool | int | float | str):
+            values[field.name] = value
+    return dict(sorted(values.items()))
 
 
 _SECTIONS = ("model_config", "cache_config", "scheduler_config", "parallel_config")

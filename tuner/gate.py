@@ -1,0 +1,133 @@
+"""Can a configuration be refused without an engine? Cheapest first: duplicates, vLLM's own validation, memory.
+
+The memory model refuses only what cannot fit even at the favourable end of its interval. A refusal is a trial like any
+other and costs no engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from objectives.measurement import Failure, FailureKind, Stage
+from tuner.config import EngineConfig
+from tuner.engine.config_check import ConfigChecker, Refused
+from tuner.memory_model import MemoryPrediction
+
+ForMemory = Callable[[EngineConfig], MemoryPrediction | None]
+"""Predicts the memory of a configuration, or `None` where nothing can be said."""
+
+_NOT_EFFECTIVE = frozenset({"seed", "served_model_name", "model", "tokenizer", "disable_log_stats", "port", "host"})
+"""Effective arguments that cannot change what is measured, or that vLLM draws anew for each start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The configuration may be started.
+
+    Parameters
+    ----------
+    key:
+        Equal for configurations that are the same to the engine, whatever they say.
+    effective_args:
+        What vLLM makes of the arguments; empty where it could not be asked.
+    memory:
+        The prediction, for the record.
+    """
+
+    key: str
+    effective_args: Mapping[str, Any]
+    memory: MemoryPrediction | None = None
+    predicted_failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotAdmitted:
+    """The configuration is refused, with the signed violation (> 0) to tell the optimiser."""
+
+    failure: Failure
+    violation: float
+
+
+class Gate:
+    """The gate of one study.
+
+    Parameters
+    ----------
+    checker:
+        Asks vLLM; `None` where no vLLM is to be asked (the twin validates by itself).
+    longest_tokens:
+        Prompt plus output of the workload's longest request.
+    memory:
+        `refuse`, `verify` (admit what would be refused, saying so, until the model was proven once) or `off`.
+    """
+
+    def __init__(
+        self,
+        checker: ConfigChecker | None,
+        predict: ForMemory,
+        *,
+        longest_tokens: int,
+        memory: Literal["refuse", "verify", "off"],
+    ) -> None:
+        self._checker = checker
+        self._predict = predict
+        self._longest_tokens = longest_tokens
+        self._memory = memory
+
+    def proven(self, *, right: bool) -> None:
+        """Say what a start showed of a configuration that the memory model would have refused."""
+        self._memory = "refuse" if right else "off"
+
+    def check(self, config: EngineConfig) -> Admitted | NotAdmitted:
+        """Judge one configuration."""
+        effective: Mapping[str, Any] = {}
+        if self._checker is not None:
+            answer = self._checker.check(config)
+            if isinstance(answer, Refused):
+                return NotAdmitted(Failure(FailureKind.INVALID_CONFIG, Stage.GATE, answer.message), 1.0)
+            effective = answer.effective_args
+        if refusal := self._too_short(effective or config.args):
+            return refusal
+        key = effective_key(config, effective)
+        prediction = self._predict(config) if self._memory != "off" else None
+        if prediction is None or prediction.violation_interval[0] <= 0:
+            return Admitted(key, effective, prediction)
+        failure = _memory_failure(prediction)
+        if self._memory == "verify":
+            return Admitted(key, effective, prediction, predicted_failure=failure)
+        return NotAdmitted(failure, prediction.violation)
+
+    def _too_short(self, args: Mapping[str, Any]) -> NotAdmitted | None:
+        length = args.get("max_model_len")
+        if not isinstance(length, int) or length >= self._longest_tokens:
+            return None
+        message = f"max_model_len {length} cannot hold the workload's longest request of {self._longest_tokens} tokens"
+        return NotAdmitted(
+            Failure(FailureKind.INVALID_CONFIG, Stage.GATE, message), self._longest_tokens / max(1, length) - 1
+        )
+
+
+def effective_key(config: EngineConfig, effective_args: Mapping[str, Any]) -> str:
+    """16 hex digits, equal for configurations that are the same to the engine."""
+    args = {k: v for k, v in {**config.args, **effective_args}.items() if k not in _NOT_EFFECTIVE}
+    text = json.dumps({"args": args, "env": dict(config.env)}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _memory_failure(prediction: MemoryPrediction) -> Failure:
+    """Say in one line what does not fit, with the figures and what would."""
+    needed_gib = prediction.kv_tokens_needed * prediction.kv_bytes_per_token / 2**30
+    return Failure(
+        FailureKind.OOM_KV_CACHE if prediction.budget_gib > prediction.weights_gib else FailureKind.OOM_WEIGHTS,
+        Stage.GATE,
+        f"predicted not to fit: the KV cache holds {prediction.kv_tokens} of the {prediction.kv_tokens_needed} tokens "
+        f"that one request of max_model_len needs ({max(0.0, prediction.kv_gib):.2f} of {needed_gib:.2f} GiB); the "
+        f"longest that fits is {prediction.longest_fitting_tokens}",
+        needed_gib=needed_gib,
+        available_gib=max(0.0, prediction.kv_gib),
+        fitting_tokens=prediction.longest_fitting_tokens,
+    )

@@ -1,0 +1,169 @@
+"""Where a study keeps what happened: `mlruns/studies/NAME/`, its lock, and the processes that it owns."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tuner.artifacts import write_json
+from tuner.engine.processes import ProcessIdentity, end_tree
+from tuner.errors import StoreError, StudyBusyError, StudyFileError
+from tuner.ledger import Ledger
+
+STORE = Path("mlruns")
+"""Everything is kept under this folder of the current directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyFolder:
+    """The folder of one study. Nothing is created until something is written."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, study: str, store: Path = STORE) -> StudyFolder:
+        """Return the folder of the study of this name."""
+        return cls((store / "studies" / study).resolve())
+
+    @property
+    def ledger(self) -> Ledger:
+        """What happened."""
+        return Ledger(self.path / "ledger.jsonl")
+
+    @property
+    def storage_url(self) -> str:
+        """Optuna's storage."""
+        return f"sqlite:///{self.path / 'optuna.db'}"
+
+    @property
+    def origin(self) -> Path:
+        """Remembers where the study file lies, so that the study can be named by its name."""
+        return self.path / "origin.json"
+
+    def trial(self, number: int) -> Path:
+        """Folder of one trial: tables and the engine's log."""
+        return self.path / "trials" / str(number)
+
+    def prepare(self) -> None:
+        """Create the folder and see that it can be written.
+
+        Raises
+        ------
+        StoreError
+            With the reason.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            probe = self.path / ".writable"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: the store cannot be written ({error.strerror}); free or mend it, or run in a folder "
+                "that you may write to"
+            ) from error
+
+    def remember_origin(self, study_file: Path) -> None:
+        """Note which file the study came from."""
+        write_json(self.origin, {"study_file": str(study_file)})
+
+    def set_aside(self) -> Path | None:
+        """Move an earlier study of this name out of the way and return where it went."""
+        if not self.path.exists():
+            return None
+        for index in range(1, 10_000):
+            target = self.path.with_name(f"{self.path.name}.{index}")
+            if not target.exists():
+                shutil.move(self.path, target)
+                return target
+        raise StoreError(f"{self.path}: ten thousand earlier studies of this name lie beside it; remove some")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the study for this process; the lock ends with the process, however it ends.
+
+        Raises
+        ------
+        StudyBusyError
+            When another process holds it.
+        """
+        path = self.path / "lock"
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise StudyBusyError(
+                    f"{self.path.name}: another `tuner run` (process {holder}) works on this study; wait for it, or "
+                    "see `tuner status`"
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def is_running(self) -> bool:
+        """Whether some process holds the study."""
+        path = self.path / "lock"
+        if not path.exists():
+            return False
+        with path.open("r") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def note_processes(self, processes: list[ProcessIdentity]) -> None:
+        """Write down which processes belong to the study, for `end_left_processes` after a crash."""
+        write_json(self.path / "processes.json", [[p.pid, p.create_time] for p in processes])
+
+    def end_left_processes(self) -> int:
+        """End what an earlier run of this study left behind, by identity, and return how many that were."""
+        path = self.path / "processes.json"
+        try:
+            noted = json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):
+            return 0
+        left = [p for p in (ProcessIdentity(int(pid), float(created)) for pid, created in noted) if p.is_alive()]
+        if left:
+            end_tree(left, term_s=2.0)
+        return len(left)
+
+
+def find(study: str, store: Path = STORE) -> Path:
+    """Return the study file that `STUDY` of a command means: a file's path, or the name of a study that was run.
+
+    Raises
+    ------
+    StudyFileError
+        When it is neither.
+    """
+    path = Path(study)
+    if path.is_file():
+        return path
+    if path.suffix in (".yaml", ".yml") or "/" in study:
+        raise StudyFileError(study, [("", "there is no such file")])
+    origin = StudyFolder.of(study, store).origin
+    if not origin.exists():
+        known = sorted(p.parent.name for p in (store / "studies").glob("*/origin.json"))
+        hint = f"studies here: {', '.join(known)}" if known else "no study was run in this folder yet"
+        raise StudyFileError(study, [("", f"is neither a file nor the name of a study; {hint}")])
+    file = Path(json.loads(origin.read_text())["study_file"])
+    if not file.is_file():
+        raise StudyFileError(str(file), [("", f"the file of study {study} is gone; give its new path")])
+    return file
+
+
+def free_disk_gib(path: Path) -> float:
+    """Free space where the store lies, in GiB."""
+    return psutil.disk_usage(str(path)).free / 2**30
