@@ -13,6 +13,10 @@ from enum import IntEnum
 
 from objectives.measurement import FailureKind, Stage
 
+STAGE_MARK = "tuner: stage"
+WATCHDOG_MARK = "tuner: watchdog ended"
+"""What the tuner itself writes into an engine's log."""
+
 
 class Rank(IntEnum):
     """How much a text explains. The highest rank found in a log decides; within a rank the earliest line does."""
@@ -664,6 +668,7 @@ COMMUNICATION = (
             "socket timeout",
             "could not receive type from tcpstore",
         ),
+        re.compile(r"^(?!.*\[errno \d)"),  # Python's own pipe errors: a process of the same host is gone
     ),
 )  # fmt: skip
 
@@ -770,6 +775,7 @@ SILENCE = (
         FailureKind.HUNG,
         Rank.SILENCE,
         (
+            WATCHDOG_MARK,
             "rpc call to",
             "timed out waiting for engine",
             "timed out waiting for new engine",
@@ -857,6 +863,7 @@ NEEDED: tuple[re.Pattern[str], ...] = tuple(
         rf"tried to allocate {_AMOUNT}",
         rf"{_AMOUNT} kv\s+cache is needed",
         rf"requested memory for kv \({_AMOUNT}",
+        r"requested memory for kv \((-?\d+(?:\.\d+)?)/\d+(?:\.\d+)? (gib)",
         rf"\(\d*\.?\d+, {_AMOUNT}\)",
         rf"unable to allocate {_AMOUNT}",
         rf"(?:needs?|requires?|requested|requesting)(?: about| at least)? {_AMOUNT}",

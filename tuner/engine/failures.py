@@ -23,6 +23,8 @@ from tuner.engine.failure_rules import (
     NEEDED,
     PROGRESS,
     RULES,
+    STAGE_MARK,
+    WATCHDOG_MARK,
     WRAPPERS,
     Rank,
     Rule,
@@ -32,8 +34,6 @@ _WINDOW_BEFORE, _WINDOW_AFTER = 600, 1400
 """Characters round a phrase that are looked at: a line may be a megabyte long, a message of an engine is not."""
 _TRACEBACK_LINES = 250
 _FRAMES_AFTER_LINES = 40
-_STAGE_MARK = "tuner: stage "
-_WATCHDOG_MARK = "tuner: watchdog ended "
 
 _STAGES = tuple(Stage)
 _OOM_KINDS = {
@@ -47,7 +47,7 @@ _OOM_KINDS = {
     Stage.RUN: FailureKind.OOM_RUNTIME,
     Stage.STOP: FailureKind.OOM_RUNTIME,
 }
-_MEMORY_KINDS = frozenset({FailureKind.MEMORY_NOT_FREE, FailureKind.HOST_MEMORY, FailureKind.HOST_DISK})
+_MEMORY_KINDS = frozenset({FailureKind.MEMORY_NOT_FREE, FailureKind.HOST_MEMORY})
 _GIB_PER_UNIT = {"b": 1 / 2**30, "k": 1 / 2**20, "m": 1 / 2**10, "g": 1.0, "t": 2.0**10}
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
@@ -63,7 +63,9 @@ _LEVEL = re.compile(
 _JSON_LEVEL = re.compile(r'"level(?:name)?": ?"(\w+)"')
 _QUIET = frozenset({"DEBUG", "INFO", "WARNING", "WARN", "I", "W"})
 _PYTHON_WARNING = re.compile(r"\b\w*Warning: |NCCL INFO ")
-_NOT_A_STATEMENT = re.compile(r'(?:\s{4,}|\s*File ")')
+_NO_EVIDENCE = re.compile(r'\s*(?:raise\b|File ")')
+"""Lines of a traceback that lead to the exception; what it says stands at its end."""
+_SOURCE_CODE = re.compile(r"\s{4,}")
 _FRAME = re.compile(r"(?<!\w)(" + "|".join(name for name, _ in FRAMES) + r")(?!\w)")
 _INNER_VALIDATION = re.compile(r"value error, |assertion failed, |\[type=\w", re.IGNORECASE)
 
@@ -93,7 +95,7 @@ def classify(log_text: str, exit_code: int | None = None) -> Failure:
     if kind is None:
         stage = _memory_stage(log, hit, stage)
         kind = _OOM_KINDS[stage]
-    if kind is FailureKind.HUNG and stage is Stage.CONFIG and "using nccl==" in log.lowered:
+    if WATCHDOG_MARK in hit.line.text and stage is Stage.CONFIG and "using nccl==" in log.lowered:
         kind = FailureKind.COMMUNICATION  # the ranks never met: the last thing done was to set NCCL up
     needed_gib, available_gib, fitting_tokens = _figures(log, hit, kind)
     return Failure(kind, stage, _message(log, hit), needed_gib, available_gib, fitting_tokens)
@@ -101,12 +103,12 @@ def classify(log_text: str, exit_code: int | None = None) -> Failure:
 
 def stage_line(stage: Stage) -> str:
     """Return a line to write into an engine's log when the tuner itself enters a stage, so that `classify` sees it."""
-    return f"{_STAGE_MARK}{stage.value}"
+    return f"{STAGE_MARK} {stage.value}"
 
 
 def watchdog_line(what: str, budget_s: float) -> str:
     """Return a line to write into an engine's log when its start, run or stop was ended for taking too long."""
-    return f"{_WATCHDOG_MARK}{what}: no end within {budget_s:.0f} s"
+    return f"{WATCHDOG_MARK} {what}: no end within {budget_s:.0f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,10 @@ class _Log:
         starts = [0]
         starts.extend(match.end() for match in re.finditer("\n", self.text))
         self._starts = starts
+        self._parsed: dict[int, _Line] = {}
+        self._muted: dict[int, bool] = {}
+        self.running_since: dict[str, int] = {}
+        """Per process, where the first traceback out of a run was seen; filled while reading."""
 
     def find(self, phrase: str) -> Iterator[int]:
         """Yield every position of a lower-case literal."""
@@ -175,12 +181,25 @@ class _Log:
 
     def line_at(self, position: int) -> _Line:
         """Take apart the line round `position`; of an overlong one only the surroundings."""
-        start, end = self.bounds(self.index(position))
+        index = self.index(position)
+        start, end = self.bounds(index)
         if end - start <= _WINDOW_BEFORE + _WINDOW_AFTER:
-            return _parse(self.text[start:end])
+            if index not in self._parsed:
+                self._parsed[index] = _parse(self.text[start:end])
+            return self._parsed[index]
         head = _parse(self.text[start : start + _WINDOW_BEFORE])
         window = self.text[max(start, position - _WINDOW_BEFORE) : min(end, position + _WINDOW_AFTER)]
         return _Line(head.process, head.level, window if position - start > _WINDOW_BEFORE else _parse(window).text)
+
+    def is_muted(self, position: int) -> bool:
+        """Whether the line round `position` can decide nothing: its writer, or the text, says that it is harmless."""
+        index = self.index(position)
+        start, end = self.bounds(index)
+        if end - start > _WINDOW_BEFORE + _WINDOW_AFTER:
+            return _is_harmless(self.line_at(position))
+        if index not in self._muted:
+            self._muted[index] = _is_harmless(self.line_at(position))
+        return self._muted[index]
 
     def line(self, index: int) -> _Line | None:
         """Take apart a line by number; `None` outside the log."""
@@ -215,7 +234,7 @@ class _Log:
     @cached_property
     def tells_own_stages(self) -> bool:
         """Whether the tuner wrote its own stage lines into this log."""
-        return _STAGE_MARK in self.lowered
+        return STAGE_MARK in self.lowered
 
 
 def _parse(raw: str) -> _Line:
@@ -234,9 +253,8 @@ def _parse(raw: str) -> _Line:
 
 def _decide(log: _Log) -> _Hit | None:
     """Find the text that explains most; among equals the one written first, then the narrower rule."""
-    watchdog = Rule(FailureKind.HUNG, Rank.CAUSE, (_WATCHDOG_MARK,))
     best: _Hit | None = None
-    for rule in (*RULES, watchdog):
+    for rule in RULES:
         hit = _first_hit(log, rule)
         if hit and (best is None or _precedence(log, hit) < _precedence(log, best)):
             best = hit
@@ -261,18 +279,21 @@ def _first_hit(log: _Log, rule: Rule) -> _Hit | None:
     return first
 
 
+def _is_harmless(line: _Line) -> bool:
+    lowered = line.text.lower()
+    return line.is_quiet or bool(_NO_EVIDENCE.match(line.text)) or any(phrase in lowered for phrase in BENIGN)
+
+
 def _applies(log: _Log, hit: _Hit) -> bool:
     rule, line = hit.rule, hit.line
-    if line.is_quiet:
+    if log.is_muted(hit.position):
         return False
     lowered = line.text.lower()
     if rule.pattern and not rule.pattern.search(lowered):
         return False
-    if any(phrase in lowered for phrase in BENIGN):
-        return False
     if rule.rank <= Rank.EXCEPTION and any(phrase in lowered for phrase in WRAPPERS):
         return rule.kind is FailureKind.HUNG
-    if rule.rank is Rank.REFUSAL and _NOT_A_STATEMENT.match(line.text):
+    if rule.rank is Rank.REFUSAL and _SOURCE_CODE.match(line.text):
         return False
     return not rule.start_only or _is_starting(log, hit)
 
@@ -281,7 +302,10 @@ def _is_starting(log: _Log, hit: _Hit) -> bool:
     """Whether the engine served no request yet. The traceback is read only where progress lines leave it open."""
     progress = log.progress_stage(hit.position, hit.line)
     if progress is Stage.WARMUP:
-        return _frame_stage(log, hit) is not Stage.RUN
+        process = hit.line.process
+        if hit.position < log.running_since.get(process, len(log.lowered)) and _frame_stage(log, hit) is Stage.RUN:
+            log.running_since[process] = hit.position
+        return hit.position < log.running_since.get(process, len(log.lowered))
     return _STAGES.index(progress) < _STAGES.index(Stage.RUN)
 
 
@@ -348,7 +372,7 @@ def _figures(log: _Log, hit: _Hit, kind: FailureKind) -> tuple[float | None, flo
 
 
 def _with_next_lines(log: _Log, hit: _Hit) -> str:
-    """Return the evidence and what the same process wrote right below, lower-cased: figures may follow on a next line."""
+    """Return the evidence and what the same process wrote right below, lower-cased: figures may follow there."""
     index = log.index(hit.position)
     texts = [hit.line.text]
     for number in range(index + 1, index + 4):
