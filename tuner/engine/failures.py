@@ -1,7 +1,7 @@
 """Reads why an engine failed out of its log: the kind, the stage, the memory figures and the one line of evidence.
 
 Works on the text alone, of any vLLM from 0.10 on and any device, with the lines of several processes interleaved. The
-texts it knows are data in `failure_rules`. It must not start, stop or ask anything.
+texts it knows are data in `failure_causes` and `failure_rules`. It must not start, stop or ask anything.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from objectives.measurement import Failure, FailureKind, Stage
+from tuner.engine.failure_causes import RULES
 from tuner.engine.failure_rules import (
     AVAILABLE,
     BENIGN,
@@ -22,7 +23,6 @@ from tuner.engine.failure_rules import (
     KV_OVERDRAWN,
     NEEDED,
     PROGRESS,
-    RULES,
     STAGE_MARK,
     WATCHDOG_MARK,
     WRAPPERS,
