@@ -107,8 +107,9 @@ DEVICES: tuple[DeviceSpec, ...] = (
         "NVIDIA H200 datasheet (SXM)", ("NVIDIA H200",),
     ),
     DeviceSpec(
-        "CPU", DeviceKind.CPU, 16.0, 20.0, 0.5, None, 10.0, 50e-6,
-        "no datasheet: two cores of a cloud host, from about 1,000 prompt tokens/s of a 135M model", ("host",),
+        "CPU", DeviceKind.CPU, 16.0, 40.0, 0.6, None, 10.0, 50e-6,
+        "no datasheet: two cores of a cloud host, set so that the speed probe of a 135M model comes out as measured",
+        ("host",),
     ),
 )  # fmt: skip
 
@@ -161,8 +162,8 @@ class Efficiency:
 # Sources. GPU: cuBLAS reaches 65-80% of the dense peak on products of these sizes and streaming kernels 75-90% of the
 # bandwidth (CUTLASS profiler, published vLLM kernel profiles); FlashAttention-2 paper, figures 4-6: 50-73% forward on
 # A100; a step of vLLM's V1 engine with 1-64 requests costs the host 2-5 ms (vLLM 0.6/0.8 performance posts), eager
-# mode adds 40-80 us a decoder layer of launches. CPU: SmolLM2-135M on two cores, tuner's design notes.
+# mode adds 40-80 us a decoder layer of launches. CPU: seven recorded runs of SmolLM2-135M on two cores (vLLM 0.32).
 EFFICIENCY = {
     DeviceKind.GPU: Efficiency(0.70, 0.80, 0.50, 0.65, 2.5e-3, 2.0e-5, 6.0e-5),
-    DeviceKind.CPU: Efficiency(0.65, 0.60, 0.30, 0.50, 8.0e-3, 5.0e-4, 2.0e-4),
+    DeviceKind.CPU: Efficiency(0.65, 0.60, 0.30, 0.50, 4.0e-3, 5.0e-4, 1.0e-4),
 }

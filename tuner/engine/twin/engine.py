@@ -11,21 +11,20 @@ from typing import Any
 from objectives.measurement import (
     EngineFacts,
     Failure,
-    FailureKind,
     Measurement,
     RequestRecord,
     SpeedProbe,
-    Stage,
     StepRecord,
 )
 from tuner.config import EngineConfig
 from tuner.engine.protocol import MeasurePlan, Progress
 from tuner.engine.twin.devices import DeviceKind, DeviceSpec
-from tuner.engine.twin.memory import GIB, KvPool, MemoryOracle, exact_pool, pool_too_small
+from tuner.engine.twin.memory import KvPool, MemoryOracle, exact_pool, known_pool, pool_too_small, token_bytes
 from tuner.engine.twin.play import Prepared, VirtualRun
 from tuner.engine.twin.shape import ModelShape, kv_dtype_bytes, model_shape, read_model_config
 from tuner.engine.twin.steptime import Coefficients, KernelChoice, StepCost, StepLoad
 from tuner.engine.twin.vllm_scheduler import Resolved, VirtualScheduler, limit_model_len, resolve
+from tuner.errors import UsageError
 from tuner.workload.model import Workload
 
 _PROBE_TOKENS = 512
@@ -44,7 +43,7 @@ class TwinEngine:
         A folder with the model's `config.json`; nothing else of the model is read.
     memory:
         Says how large the KV pool of a configuration is. Not asked where `kv_cache_memory_bytes` states it; needed
-        everywhere else.
+        everywhere else (`UsageError`).
     coefficients:
         A calibrated set; the catalogue's where `None`.
     """
@@ -81,7 +80,7 @@ class TwinEngine:
         if isinstance(played, Failure):
             return played
         requests, steps, durations = played
-        probe = _probe(prepared) if plan.speed_probe else None
+        probe = self._machine_probe() if plan.speed_probe else None
         return Measurement(
             engine=self._facts(config, prepared),
             workload_fingerprint=workload.fingerprint(),
@@ -109,7 +108,9 @@ class TwinEngine:
         a small `max_num_batched_tokens` cuts its prompt into more steps.
         """
         prepared = self.prepare(config, kv_tokens)
-        return prepared if isinstance(prepared, Failure) else _probe(prepared)
+        if isinstance(prepared, Failure):
+            return prepared
+        return _probe(prepared.cost, prepared.resolved.max_num_batched_tokens)
 
     def prepare(self, config: EngineConfig, kv_tokens: int | None = None) -> Prepared | Failure:
         """Resolve the configuration, size its KV pool (unless it is known) and set up its step costs."""
@@ -118,7 +119,7 @@ class TwinEngine:
             return resolved
         shape = model_shape(self._config_json, str(config.args.get("dtype") or "auto"), config.args.get("quantization"))
         if kv_tokens is not None:
-            pool: KvPool | Failure = KvPool(kv_tokens, kv_tokens * shape.kv_bytes_per_token() / GIB)
+            pool: KvPool | Failure = known_pool(kv_tokens, config, shape)
         else:
             pool = exact_pool(config, shape, resolved.block_tokens) or self._ask_memory(config)
         if isinstance(pool, Failure):
@@ -127,18 +128,20 @@ class TwinEngine:
         blocks = int(config.args.get("num_gpu_blocks_override") or pool.tokens // resolved.block_tokens)
         if resolved.auto_model_len:
             resolved = limit_model_len(resolved, max(1, blocks - 1) * resolved.block_tokens)
-        bytes_per_token = pool.gib * GIB / max(1, pool.tokens)
-        failure = pool_too_small(blocks, resolved.block_tokens, resolved.max_model_len, bytes_per_token)
+        failure = pool_too_small(blocks, resolved.block_tokens, resolved.max_model_len, token_bytes(config, shape))
         if failure is not None:
             return failure
         return Prepared(resolved, pool, blocks, kernels, StepCost(shape, self._device, kernels, self._coefficients))
 
+    def _machine_probe(self) -> SpeedProbe:
+        """Return one probe for every configuration: this machine does not drift, so its speed index is 1."""
+        cost = StepCost(model_shape(self._config_json), self._device, KernelChoice(), self._coefficients)
+        return _probe(cost, _PROBE_TOKENS)
+
     def _ask_memory(self, config: EngineConfig) -> KvPool | Failure:
         if self._memory is None:
-            return Failure(
-                FailureKind.INVALID_CONFIG,
-                Stage.KV_CACHE,
-                "The twin has no memory model for this device: set kv_cache_memory_bytes in the engine arguments.",
+            raise UsageError(
+                f"The twin has no memory model for {self._device.name}; set the engine argument kv_cache_memory_bytes."
             )
         return self._memory(config)
 
@@ -161,7 +164,7 @@ class TwinEngine:
             device_count=prepared.kernels.tensor_parallel,
             model=str(config.args.get("model") or self._model.name),
             start_s=0.0,
-            kv_tokens=prepared.pool.tokens,
+            kv_tokens=prepared.pool_blocks * resolved.block_tokens,
             kv_gib=prepared.pool.gib,
             kv_tokens_needed=-(-resolved.max_model_len // resolved.block_tokens) * resolved.block_tokens,
             weights_gib=prepared.pool.weights_gib,
@@ -218,15 +221,14 @@ def _kernels(config: EngineConfig, shape: ModelShape, resolved: Resolved, device
     )
 
 
-def _probe(prepared: Prepared) -> SpeedProbe:
-    """Predict the speed probe: a 512-token prompt alone, then single tokens after it."""
-    chunk = prepared.resolved.max_num_batched_tokens
+def _probe(cost: StepCost, chunk_tokens: int) -> SpeedProbe:
+    """Predict the speed probe: a 512-token prompt alone, in chunks, then single tokens after it."""
     prefill_s = 0.0
-    for done in range(0, _PROBE_TOKENS, chunk):
-        count = min(chunk, _PROBE_TOKENS - done)
-        load = StepLoad(count, count * (done + (count + 1) / 2), done + count, 0, 0, int(done + count == _PROBE_TOKENS))
-        prefill_s += prepared.cost(load)
-    return SpeedProbe(prefill_s, prepared.cost(StepLoad(0, 0.0, 0, 1, _PROBE_TOKENS + 1, 1)))
+    for done in range(0, _PROBE_TOKENS, chunk_tokens):
+        count = min(chunk_tokens, _PROBE_TOKENS - done)
+        end = done + count
+        prefill_s += cost(StepLoad(count, count * (done + (count + 1) / 2), end, 0, 0, int(end == _PROBE_TOKENS)))
+    return SpeedProbe(prefill_s, cost(StepLoad(0, 0.0, 0, 1, _PROBE_TOKENS + 1, 1)))
 
 
 def _interval_notes(coefficients: Coefficients) -> dict[str, float]:

@@ -33,11 +33,21 @@ def exact_pool(config: EngineConfig, shape: ModelShape, block_tokens: int) -> Kv
     pool_bytes = config.args.get("kv_cache_memory_bytes")
     if pool_bytes is None:
         return None
+    block_bytes = token_bytes(config, shape) * block_tokens
+    return KvPool(tokens=int(int(pool_bytes) // block_bytes) * block_tokens, gib=int(pool_bytes) / GIB)
+
+
+def known_pool(tokens: int, config: EngineConfig, shape: ModelShape) -> KvPool:
+    """Describe a pool whose size in tokens is known, from a measured trial."""
+    return KvPool(tokens, tokens * token_bytes(config, shape) / GIB)
+
+
+def token_bytes(config: EngineConfig, shape: ModelShape) -> float:
+    """Bytes that one token takes of one device's pool; a device holds at least one KV head."""
     value_bytes = kv_dtype_bytes(str(config.args.get("kv_cache_dtype") or "auto"), shape)
     tensor_parallel = int(config.args.get("tensor_parallel_size") or 1)
     kv_share = max(1, shape.kv_heads // tensor_parallel) / shape.kv_heads
-    block_bytes = shape.kv_bytes_per_token(value_bytes) * kv_share * block_tokens
-    return KvPool(tokens=int(int(pool_bytes) // block_bytes) * block_tokens, gib=int(pool_bytes) / GIB)
+    return shape.kv_bytes_per_token(value_bytes) * kv_share
 
 
 def pool_too_small(pool_blocks: int, block_tokens: int, max_model_len: int, bytes_per_token: float) -> Failure | None:

@@ -148,6 +148,8 @@ class VirtualRun:
 
     def _record(self, name: str, flight: _Flight) -> RequestRecord:
         times = tuple(flight.token_times_s)
+        asked = flight.request.output_tokens
+        error = flight.error or (f"{len(times)} of {asked} tokens arrived" if len(times) != asked else None)
         return RequestRecord(
             request_id=name,
             prompt_tokens=flight.request.prompt_tokens,
@@ -160,7 +162,7 @@ class VirtualRun:
             last_token_s=times[-1] if times else None,
             cached_tokens=flight.cached_tokens,
             finish_reason=None if flight.error else "length",
-            error=flight.error,
+            error=error,
             preemptions=flight.preemptions,
             token_times_s=times,
             repeat=self._repeat,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from twin_samples import QWEN_32B, SMOLLM2, cpu_config, poisson
 
-from objectives.measurement import Failure, FailureKind, Measurement, Stage
+from objectives.measurement import Failure, FailureKind, Measurement, SpeedProbe, Stage
 from tuner.config import EngineConfig
 from tuner.engine.protocol import MeasurePlan
 from tuner.engine.twin.devices import find_device
@@ -223,6 +223,31 @@ def test_a_failure_of_the_memory_model_is_handed_on() -> None:
     oom = Failure(FailureKind.OOM_WEIGHTS, Stage.WEIGHTS, "does not fit", 65.0, 44.0)
     engine = TwinEngine(find_device("A6000"), QWEN_32B, lambda _: oom)
     assert run(engine, EngineConfig({"max_model_len": 4096}), poisson(1, 1.0)) is oom
+
+
+def test_a_device_without_a_memory_model_needs_the_pool_stated() -> None:
+    with pytest.raises(UsageError, match="kv_cache_memory_bytes"):
+        run(TwinEngine(find_device("A6000"), QWEN_32B), EngineConfig({"max_model_len": 4096}), poisson(1, 1.0))
+
+
+def test_a_machine_that_does_not_drift_has_the_same_speed_for_every_configuration(measure: Measure) -> None:
+    probes = {measure(poisson(2, 1.0), max_num_batched_tokens=n).speed_before for n in (64, 2048)}
+    assert len(probes) == 1
+
+
+def test_a_small_chunk_makes_the_probe_itself_slower(twin: TwinEngine) -> None:
+    small, large = (twin.probe(cpu_config(max_num_batched_tokens=n)) for n in (64, 2048))
+    assert isinstance(small, SpeedProbe)
+    assert isinstance(large, SpeedProbe)
+    assert small.prefill_s > large.prefill_s
+    assert small.decode_step_s == large.decode_step_s
+
+
+def test_an_answer_cut_off_by_max_model_len_is_a_lost_request(measure: Measure) -> None:
+    workload = Workload("cut", (Request(0.0, tuple(range(500)), 50),), (0, 1000), 1)
+    record = measure(workload, max_model_len=512).requests[0]
+    assert record.output_tokens == 12
+    assert record.error == "12 of 50 tokens arrived"
 
 
 def test_a_folder_without_config_json_is_named() -> None:
