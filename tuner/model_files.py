@@ -36,6 +36,12 @@ def config_json(file: StudyFile) -> dict[str, Any] | None:
     return document
 
 
+def config_folder(file: StudyFile) -> Path | None:
+    """Folder that holds the model's `config.json`, or `None` when it is not on this machine."""
+    path = _config_path(file)
+    return path.parent.resolve() if path is not None else None
+
+
 def _config_path(file: StudyFile) -> Path | None:
     if is_local_model(file.spec.model):
         return Path(file.model) / "config.json"

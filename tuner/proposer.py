@@ -38,12 +38,15 @@ class Proposal:
         What the trial sets beyond the study's fixed arguments; also arguments that are not searched.
     in_space:
         Whether it has a place in the space, so that what it shows can be told to the sampler.
+    repeats:
+        Number of the trial that it measures again; `None` for a configuration of its own.
     """
 
     number: int
     source: str
     changes: Mapping[str, Value]
     in_space: bool
+    repeats: int | None = None
 
 
 class Proposer:
@@ -100,6 +103,15 @@ class Proposer:
             fixed, user_attrs={"source": source, "changes": json.dumps(dict(changes)), "in_space": in_space}
         )
 
+    def enqueue_repeat(self, source: str, changes: Mapping[str, Value], repeats: int) -> None:
+        """Queue a further measurement of the configuration of trial `repeats`; nothing of it is told to the sampler."""
+        attributes = {"source": source, "changes": json.dumps(dict(changes)), "in_space": False, "repeats": repeats}
+        self._study.enqueue_trial({}, user_attrs=attributes)
+
+    def has_queued(self) -> bool:
+        """Whether something is queued that was not proposed yet."""
+        return any(t.state.name == "WAITING" for t in self._study.get_trials(deepcopy=False))
+
     def ask(self) -> Proposal:
         """Propose the next trial. The same history gives the same proposal, whatever was interrupted before."""
         history = self._study.get_trials(deepcopy=False)
@@ -114,8 +126,7 @@ class Proposer:
             trial = self._study.ask(fixed_distributions=self._distributions if in_space else None)
         if waiting is None:
             self._describe(trial, "sampler", {n: _decode(self._space[n], v) for n, v in trial.params.items()})
-        attributes = trial.user_attrs
-        return Proposal(trial.number, attributes["source"], json.loads(attributes["changes"]), in_space)
+        return _proposal(trial)
 
     def _describe(self, trial: optuna.Trial, source: str, changes: Mapping[str, Value]) -> None:
         trial.set_user_attr("source", source)
@@ -171,7 +182,7 @@ class Proposer:
     def open_trials(self) -> list[Proposal]:
         """Trials that were asked for and never told: an interrupted run left them."""
         return [
-            Proposal(t.number, t.user_attrs["source"], json.loads(t.user_attrs["changes"]), t.user_attrs["in_space"])
+            _proposal(t)
             for t in self._study.get_trials(deepcopy=False)
             if t.state.name == "RUNNING" and "source" in t.user_attrs
         ]
@@ -186,6 +197,14 @@ class Proposer:
     def is_new(self) -> bool:
         """Whether nothing was ever queued or asked."""
         return not self._study.get_trials(deepcopy=False)
+
+
+def _proposal(trial: optuna.Trial | optuna.trial.FrozenTrial) -> Proposal:
+    attributes = trial.user_attrs
+    changes = json.loads(attributes["changes"])
+    return Proposal(
+        trial.number, attributes["source"], changes, bool(attributes["in_space"]), attributes.get("repeats")
+    )
 
 
 def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:

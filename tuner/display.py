@@ -1,0 +1,171 @@
+"""What `tuner run` shows while it works: a live table on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from objectives.measurement import FailureKind
+from tuner.ledger import History, TrialRecord, TrialState
+from tuner.proposer import Proposal
+from tuner.report.table import Row, front_rows
+from tuner.view import Objective, StudyView, view
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 45 s, 12 min, 3 h 05 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def clock(at: float) -> str:
+    """Unix seconds as local hours and minutes."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M")
+
+
+def objective_text(objective: Objective, value: float) -> str:
+    """A value with the unit that people use for it: milliseconds under a second."""
+    if objective.unit == "s":
+        return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+    return f"{value:.4g} {objective.unit}".strip()
+
+
+def outcome_text(record: TrialRecord, objectives: tuple[Objective, ...]) -> str:
+    """One line that says what became of a trial."""
+    score = record.score
+    prefix = "predicted " if record.predicted else ""
+    if record.state is TrialState.COMPLETE and score is not None:
+        return prefix + "  ".join(f"{o.name} {objective_text(o, score.values[o.name])}" for o in objectives)
+    if record.failure is not None:
+        refused = "refused before start: " if record.engine_s == 0 else ""
+        return f"{record.state}: {refused}{record.failure.kind} — {record.failure.message[:160]}"
+    if score is not None and score.void:
+        return f"void: {score.void[0].evidence}"
+    if score is not None:
+        broken = ", ".join(name for name, violation in score.violations.items() if violation > 0)
+        return f"{prefix}infeasible: beyond {broken}"
+    return str(record.state)
+
+
+def config_text(changes: dict[str, object] | None) -> str:
+    """What a trial changes, in one line."""
+    return " ".join(f"{name}={value}" for name, value in (changes or {}).items()) or "vLLM's defaults"
+
+
+def front_table(study: StudyView, title: str = "") -> Table:
+    """The front beside the reference: values, 95% intervals, change in percent."""
+    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
+    table.add_column("trial", justify="right")
+    for objective in study.objectives:
+        table.add_column(("predicted " if study.predicted else "") + objective.name, justify="right")
+        table.add_column("95% interval", justify="right")
+        table.add_column("change", justify="right")
+    table.add_column("what differs from vLLM's defaults", overflow="fold")
+    for row in front_rows(study):
+        table.add_row(*_cells(row), style="bold" if row.knee else None)
+    return table
+
+
+def _cells(row: Row) -> list[str | Text]:
+    marks = " ref" if row.reference else ""
+    marks += " knee" if row.knee else ""
+    cells: list[str | Text] = [f"{row.number}{marks}"]
+    for cell in row.cells:
+        cells.append(objective_text(cell.objective, cell.value))
+        interval = cell.interval
+        cells.append("–" if interval is None else " … ".join(objective_text(cell.objective, end) for end in interval))
+        style = {True: "green", False: "red", None: ""}[cell.better]
+        cells.append(Text("" if cell.change is None else f"{cell.change:+.0%}", style=style))
+    cells.append(config_text(dict(row.changed)))
+    return cells
+
+
+@dataclass(slots=True)
+class _Now:
+    """The trial that runs."""
+
+    proposal: Proposal | None = None
+    stage: str = ""
+    since: float = 0.0
+    of_trials: int | None = None
+    ends_at: float | None = None
+
+
+@dataclass(slots=True)
+class Display:
+    """A `Listener` that shows a study. Used as a context manager; plain lines when the console is no terminal."""
+
+    console: Console
+    objectives: tuple[Objective, ...]
+    _now: _Now = field(default_factory=_Now)
+    _history: History | None = None
+    _live: Live | None = None
+
+    def __enter__(self) -> Display:
+        """Begin to show."""
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, get_renderable=self._render, refresh_per_second=2, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was."""
+        if self._live is not None:
+            self._live.stop()
+
+    def began(self, proposal: Proposal, of_trials: int | None, ends_at: float | None) -> None:
+        """Show that a trial begins."""
+        self._now = _Now(proposal, "", time.time(), of_trials, ends_at)
+        self._line(f"{self._position()}: {proposal.source}: {config_text(dict(proposal.changes))}{self._left()}")
+
+    def progressed(self, text: str) -> None:
+        """Show what the trial is doing."""
+        self._now.stage = text
+
+    def finished(self, record: TrialRecord, history: History) -> None:
+        """Show what became of a trial."""
+        self._history = history
+        took = f" ({duration(record.engine_s)})" if record.engine_s else ""
+        self._line(f"trial {record.number} {outcome_text(record, self.objectives)}{took}")
+        if record.failure is not None and record.failure.kind is FailureKind.COMMUNICATION:
+            self._line(
+                "  hint: NCCL_P2P_DISABLE=1 under engine.env helps on machines whose GPUs cannot reach each other"
+            )
+        self._now = _Now(of_trials=self._now.of_trials, ends_at=self._now.ends_at)
+
+    def noted(self, text: str) -> None:
+        """Show something about the study as a whole."""
+        self._line(text)
+
+    def _line(self, text: str) -> None:
+        stamp = datetime.now().astimezone().strftime("%H:%M:%S")
+        self.console.print(f"{stamp} {text}", highlight=False, markup=False, soft_wrap=True)
+
+    def _position(self) -> str:
+        proposal, total = self._now.proposal, self._now.of_trials
+        number = proposal.number if proposal else 0
+        return f"trial {number}" + (f" (of {total} to run)" if total else "")
+
+    def _left(self) -> str:
+        return f" — ends about {clock(self._now.ends_at)}" if self._now.ends_at else ""
+
+    def _render(self) -> Group:
+        parts: list[Table | Text] = []
+        if self._history is not None:
+            study = view(self._history, self.objectives)
+            if study.front:
+                parts.append(front_table(study, "front so far"))
+        if self._now.proposal is not None:
+            busy = duration(time.time() - self._now.since)
+            parts.append(
+                Text(f"{self._position()}: {self._now.stage or 'start'} for {busy}{self._left()}", style="cyan")
+            )
+        return Group(*parts)

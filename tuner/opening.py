@@ -1,0 +1,351 @@
+"""Opening a study: from a study file to everything that the loop works with, or one sentence that says why not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from objectives.constraints import Constraint
+from tuner import __version__
+from tuner.artifacts import write_json
+from tuner.config import EngineConfig
+from tuner.engine.config_check import ConfigChecker, Refused
+from tuner.engine.protocol import TrialEngine
+from tuner.errors import StudyFileError, WorkloadError
+from tuner.gate import ForMemory, Gate
+from tuner.judge import objectives_of, user_metrics
+from tuner.ledger import History, StudyHeader
+from tuner.memory_model import MeasuredMemory, MemoryPrediction, predict
+from tuner.model_files import config_folder, config_json, context_tokens, vocabulary, weight_bytes
+from tuner.proposer import Proposer
+from tuner.recipes import Skipped, applicable
+from tuner.study import Listener, Rooms
+from tuner.study_file import StudyFile
+from tuner.study_folder import STORE, StudyFolder
+from tuner.tracking import BackgroundTracker, Tracker, default_artifact_root, default_uri
+from tuner.workload.build import BuiltWorkload, build
+from tuner.workload.model import Workload
+
+TRACKING_CLOSE_S = 90.0
+"""What the study waits at its end for MLflow to have everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the memory model and the twin need to know of the device that engines get."""
+
+    device: str
+    name: str
+    total_gib: float
+    vllm_version: str
+
+
+def base_config(file: StudyFile) -> EngineConfig:
+    """Return what every trial of a study starts with."""
+    return EngineConfig({"model": file.model, **file.spec.engine.args}, dict(file.spec.engine.env))
+
+
+def tracker_of(file: StudyFile, store: Path = STORE) -> Tracker:
+    """Return the tracker of a study's experiment."""
+    root = store.resolve().parent
+    return Tracker(
+        objectives_of(file),
+        uri=file.spec.tracking.uri or default_uri(root),
+        artifact_root=default_artifact_root(root),
+        experiment=file.spec.tracking.experiment,
+    )
+
+
+def build_workload(file: StudyFile, store: Path = STORE) -> BuiltWorkload:
+    """Build a study's workload and see that the model can hold its longest request.
+
+    Raises
+    ------
+    StudyFileError, WorkloadError
+        When it cannot be built, or a request is longer than the model's context or a fixed `max_model_len`.
+    """
+    cache = store.resolve() / "cache"
+    spec = file.spec.workload
+    tokenizer = None
+    if spec.needs_tokenizer:
+        from tuner.workload.tokenizer import load
+
+        tokenizer = load(file.model, trust_remote_code=bool(file.spec.engine.args.get("trust_remote_code")))
+    built = build(
+        spec, tokenizer=tokenizer, vocabulary=vocabulary(file, cache), base_folder=file.folder, cache_folder=cache
+    )
+    longest = built.workload.longest_tokens
+    fixed = file.spec.engine.args.get("max_model_len")
+    if isinstance(fixed, int) and fixed < longest:
+        text = (
+            f"{fixed} cannot hold the workload's longest request of {longest} tokens; raise it or shorten the workload"
+        )
+        raise StudyFileError(str(file.path), [("engine.args.max_model_len", text)])
+    config = config_json(file)
+    context = context_tokens(config) if config else None
+    if context is not None and longest > context and "hf_overrides" not in file.spec.engine.args:
+        text = f"its longest request of {longest} tokens is longer than the model's context of {context}; shorten it"
+        raise StudyFileError(str(file.path), [("workload", text)])
+    if (
+        built.workload.requests
+        and len(built.workload.requests) * file.spec.measure.repeats < file.spec.measure.min_requests
+    ):
+        raise WorkloadError(
+            f"{file.path}: workload: {len(built.workload.requests)} requests are fewer than measure.min_requests "
+            f"({file.spec.measure.min_requests}); every trial would be void"
+        )
+    return built
+
+
+def memory_predictor(file: StudyFile, machine: Machine, history: Callable[[], History]) -> ForMemory:
+    """Return what predicts the memory of a configuration on this machine, learning from the trials so far."""
+    config, weights = config_json(file), weight_bytes(file)
+
+    def prediction(engine: EngineConfig) -> MemoryPrediction | None:
+        if config is None:
+            return None
+        return predict(
+            config,
+            _memory_args(engine),
+            machine.total_gib,
+            machine.vllm_version,
+            weight_bytes=weights,
+            measured=_measured(history()),
+            device="cpu" if machine.device == "cpu" else "cuda",
+            gpu_name=machine.name,
+        )
+
+    return prediction
+
+
+def _memory_args(config: EngineConfig) -> dict[str, Any]:
+    return {**config.args, **{f"env.{name}": value for name, value in config.env.items()}}
+
+
+def _measured(history: History) -> list[MeasuredMemory]:
+    """What trials showed of memory. The pool only where the engine was left to size it."""
+    return [
+        MeasuredMemory(_memory_args(t.config), weights_gib=t.engine.weights_gib, kv_gib=t.engine.kv_gib)
+        for t in history.finished
+        if t.engine is not None and not t.predicted and "kv_cache_memory_bytes" not in t.config.args
+    ]
+
+
+def machine_of(file: StudyFile) -> Machine:
+    """Look at the device that this machine gives its engines, or at the catalogue's for the twin."""
+    from tuner.engine.vllm import vllm_version
+
+    if file.spec.engine.backend == "twin":
+        from tuner.engine.twin.devices import find_device
+
+        device = find_device(_twin_device(file))
+        kind = "cpu" if device.kind == "cpu" else "cuda"
+        return Machine(kind, device.name, device.memory_gib, vllm_version())
+    if file.spec.resources.num_gpus == 0:
+        return Machine("cpu", "cpu", psutil.virtual_memory().total / 2**30, vllm_version())
+    import os
+
+    from tuner.engine.nvml import open_nvml
+    from tuner.engine.telemetry import visible_devices
+
+    nvml = open_nvml()
+    devices = visible_devices(nvml, os.environ)
+    if nvml is None or not devices:
+        from tuner.errors import PreflightError
+
+        raise PreflightError(
+            f"the study asks for {file.spec.resources.num_gpus} GPUs (resources.num_gpus) and NVML shows none on this "
+            "machine; run it where they are, or set engine.backend: twin to predict"
+        )
+    memory = nvml.memory_gib(devices[0])
+    return Machine("cuda", devices[0].name, memory[1] if memory else 0.0, vllm_version())
+
+
+def _twin_device(file: StudyFile) -> str:
+    if file.spec.engine.device is None:
+        raise StudyFileError(str(file.path), [("engine.device", "is needed for the twin: a device such as a6000")])
+    return file.spec.engine.device
+
+
+def make_engine(file: StudyFile, folder: StudyFolder, memory: ForMemory) -> TrialEngine:
+    """Return the engine that runs a study's trials; nothing is started before its first trial."""
+    if file.spec.engine.backend == "twin":
+        from tuner.engine.twin.devices import find_device
+        from tuner.engine.twin.engine import TwinEngine
+        from tuner.twin_memory import oracle
+
+        model = config_folder(file)
+        if model is None:
+            text = "is not on this machine, and the twin needs its config.json; name one under model_config_file"
+            raise StudyFileError(str(file.path), [("model", text)])
+        return TwinEngine(find_device(_twin_device(file)), model, oracle(memory))
+    from tuner.engine.ray_engine import RayTrialEngine
+
+    return RayTrialEngine(
+        num_gpus=file.spec.resources.num_gpus,
+        accelerator_type=file.spec.resources.accelerator_type,
+        note_processes=folder.note_processes,
+    )
+
+
+@contextmanager
+def opened(file: StudyFile, listener: Listener, *, fresh: bool, store: Path = STORE) -> Iterator[Rooms]:
+    """Hold a study and everything that its loop works with; closed in order whatever happens inside.
+
+    Raises
+    ------
+    TunerError
+        When the study cannot run: the file does not match what was begun, the store cannot be written, another process
+        runs it, or the machine is not what it asks for.
+    """
+    folder = StudyFolder.of(file.spec.study, store)
+    with ExitStack() as stack:
+        folder.prepare()
+        stack.enter_context(folder.locked())
+        if fresh and folder.ledger.path.exists():
+            listener.noted(f"the earlier study was moved to {folder.set_aside()}")
+            folder.prepare()
+            stack.enter_context(folder.locked())
+        if left := folder.end_left_processes():
+            listener.noted(f"ended {left} processes that an earlier run left behind")
+        folder.remember_origin(file.path)
+        built = build_workload(file, store)
+        machine = machine_of(file)
+        begin(file, folder, built.workload, machine)
+        ledger = folder.ledger
+        memory = memory_predictor(file, machine, ledger.history)
+        checker = None
+        if file.spec.engine.backend == "vllm":
+            checker = ConfigChecker(folder.path / "config-check.log")
+            stack.callback(checker.close)
+        gate = Gate(
+            checker, memory, longest_tokens=built.workload.longest_tokens, memory=_gate_mode(file, ledger.history())
+        )
+        objectives = objectives_of(file)
+        proposer = Proposer(
+            folder.storage_url,
+            file.spec.study,
+            file.spec.space,
+            file.spec.search,
+            constraints=[str(Constraint.parse(text)) for text in file.spec.constraints],
+            objectives=[(bool(o.unit), 1 if o.direction == "minimize" else -1) for o in objectives],
+        )
+        if proposer.is_new:
+            queue_first_trials(file, proposer, built.workload, listener, defaults(file, checker))
+        engine = make_engine(file, folder, memory)
+        stack.callback(engine.close)
+        tracking = BackgroundTracker(tracker_of(file, store), ledger.history, folder.path, listener.noted)
+        stack.callback(_close_tracking, tracking, listener)
+        yield Rooms(
+            file=file,
+            folder=folder,
+            workload=built.workload,
+            base=base_config(file),
+            objectives=objectives,
+            user_metrics=user_metrics(file),
+            proposer=proposer,
+            gate=gate,
+            engine=engine,
+            listener=listener,
+            after_trial=tracking.wake,
+        )
+
+
+def _close_tracking(tracking: BackgroundTracker, listener: Listener) -> None:
+    if not tracking.close(TRACKING_CLOSE_S):
+        listener.noted("MLflow does not have everything yet; `tuner track` brings it up to date from the ledger")
+
+
+def _gate_mode(file: StudyFile, history: History) -> Any:
+    """What the memory model may do, given what earlier trials of this study have proven about it."""
+    proven = [note for note in history.notes if note.code == "gate"]
+    if file.spec.gate.memory != "verify" or not proven:
+        return file.spec.gate.memory
+    return "off" if "refuses nothing" in proven[-1].text else "refuse"
+
+
+def begin(file: StudyFile, folder: StudyFolder, workload: Workload, machine: Machine) -> None:
+    """Write the ledger's header, or see that a study that was begun is still the same.
+
+    Raises
+    ------
+    StudyFileError
+        When something that makes trials comparable has changed, with what it was and is.
+    """
+    identity = folder.path / "identity.json"
+    now = {**file.spec.identity_parts(), "workload.fingerprint": workload.fingerprint(), "vllm": machine.vllm_version}
+    header = folder.ledger.history().header
+    if header is None:
+        write_json(identity, now)
+        folder.ledger.append(
+            StudyHeader(
+                study=file.spec.study,
+                spec_hash=file.spec.identity(),
+                workload_fingerprint=workload.fingerprint(),
+                workload_name=workload.name,
+                vllm_version=machine.vllm_version,
+                tuner_version=__version__,
+                created_at=time.time(),
+            )
+        )
+        return
+    then = json.loads(identity.read_text()) if identity.exists() else now
+    changes = [f"{key} was {old} and is {new}" for key, old, new in _differences(then, now)]
+    if changes:
+        raise StudyFileError(
+            str(file.path),
+            [
+                ("", f"changed since the study began, so that its trials could not be compared: {'; '.join(changes)}"),
+                ("", "change it back, give the study another name, or start over with `tuner run --fresh`"),
+            ],
+        )
+
+
+def _differences(then: Any, now: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """Keys whose values differ, dotted, with both values as JSON."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for name in sorted(then.keys() | now.keys()):
+            yield from _differences(then.get(name), now.get(name), f"{key}.{name}" if key else name)
+    elif json.dumps(then, sort_keys=True) != json.dumps(now, sort_keys=True):
+        yield key, json.dumps(then), json.dumps(now)
+
+
+def defaults(file: StudyFile, checker: ConfigChecker | None) -> dict[str, Any]:
+    """Return vLLM's own values of the searched arguments for this model, where they can be known.
+
+    Raises
+    ------
+    StudyFileError
+        When vLLM refuses the study's fixed arguments: then no trial could start.
+    """
+    if checker is None:
+        return {}
+    answer = checker.check(base_config(file))
+    if isinstance(answer, Refused):
+        raise StudyFileError(str(file.path), [("engine.args", f"vLLM refuses them: {answer.message}")])
+    return {name: answer.effective_args.get(name) for name in file.spec.space}
+
+
+def queue_first_trials(
+    file: StudyFile, proposer: Proposer, workload: Workload, listener: Listener, place: dict[str, Any]
+) -> None:
+    """Queue vLLM's defaults as the reference, then the recipes that can hold the workload."""
+    proposer.enqueue("reference", {}, place)
+    for name in file.spec.recipes:
+        changes = applicable(
+            name,
+            fixed=file.spec.engine.args,
+            longest_tokens=workload.longest_tokens,
+            num_gpus=file.spec.resources.num_gpus,
+        )
+        if isinstance(changes, Skipped):
+            listener.noted(f"recipe {name} is skipped: {changes.reason}")
+            continue
+        proposer.enqueue(f"recipe:{name}", changes, place)
