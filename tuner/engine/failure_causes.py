@@ -26,7 +26,7 @@ HOST_DISK = (
         Rank.CAUSE,
         _any(
             "no space left on device | disk quota exceeded | database or disk is full | disk is full | "
-            "disk full | file system is full | filesystem is full | enospc | edquot | erofs | "
+            "disk full | file system is full | filesystem is full | enospc | "
             "read-only file system | disk i/o error | input/output error | not enough space on the disk | "
             "not enough disk space | insufficient disk space | insufficient space in / | out of disk space | "
             "unable to write to disk | ephemeral-storage | ephemeral local storage usage exceeds | "
@@ -86,9 +86,14 @@ PORT = (
         _any(
             "address already in use | address in use | eaddrinuse | attempting to bind on address | "
             "only one usage of each socket address | failed to listen on any local network address | "
-            "[errno 98] | [errno 48] | (os error 98) | errno: 98 | bind failed | failed to bind | "
-            "could not bind | cannot bind | unable to bind | no free port | port conflict"
+            "[errno 98] | [errno 48] | (os error 98) | errno: 98 | no free port | port conflict"
         ),
+    ),
+    Rule(
+        FailureKind.PORT_IN_USE,
+        Rank.CAUSE,
+        _any("bind failed | failed to bind | could not bind | cannot bind | unable to bind | can't bind"),
+        re.compile(r"bind.{0,80}(?:address|port|socket|tcp|:\d{2,5}\b)|(?:address|port|socket|tcp).{0,80}bind"),
     ),
     Rule(
         FailureKind.PORT_IN_USE,
@@ -263,12 +268,18 @@ DEVICE_LOST = (
             "forward compatibility was attempted | system not yet initialized | invalid device ordinal | "
             "invalid device function | gpu has become unresponsive | failed to infer device type | "
             "no gpu available | has no gpu | gpu reset | gpu has been reset | device handle for gpu | "
-            "nvidia-smi has failed | nvidia driver | not able to use gpu | gpu hang | hw exception by gpu | "
+            "nvidia-smi has failed | not able to use gpu | gpu hang | hw exception by gpu | "
             "cublas_status_execution_failed | cublas_status_internal_error | cublas_status_not_initialized | "
             "cudnn_status_execution_failed | cudnn_status_internal_error | placement group requiring | "
             "placement group of"
         ),
         re.compile(r"^(?!.*(?:waiting for creating a placement group))"),
+    ),
+    Rule(
+        FailureKind.DEVICE_LOST,
+        Rank.CAUSE,
+        ("nvidia driver",),
+        re.compile(r"no nvidia driver|nvidia driver.{0,60}(?:\bnot\b|fail|too old|insufficient|mismatch|lost)"),
     ),
     Rule(FailureKind.DEVICE_LOST, Rank.CAUSE, ("xid",), re.compile(r"\bxid\b.{0,60}\d")),
     # Whatever else the driver reports. Below the causes: "previous error during capture" follows another one.
@@ -329,6 +340,25 @@ COMMUNICATION = (
     ),
 )
 
+_REFUSAL_WORDS = _any(
+    "not supported | only supported | only support | does not support | doesn't support | "
+    "do not support | unsupported | not implemented | incompatible | not compatible | must be | "
+    "must equal | cannot be | can not be | can't be | should be | is required for | requires | "
+    "are required | invalid value | is invalid | invalid | unknown | unrecognized | not a valid | "
+    "not available | no valid | is not in | divisible by | exceeds | please install | not allowed | "
+    "out of range | larger than | greater than | less than | smaller than | cannot use | can not use | "
+    "not aligned | not permitted | at most one | does not exist or is not currently imported"
+)
+_REFUSAL = re.compile(
+    r"(?:not|only) support(?:ed|s)?\b|do(?:es)?(?: not|n't) support|\bunsupported\b|\bincompatible\b"
+    r"|not compatible|(?:must|should|can ?not|can't) (?:be|equal|have)\b|(?:is|are) required for"
+    r"|\b(?:invalid|unknown|unrecognized|unsupported) [\w\- ]{0,40}"
+    r"(?:argument|option|value|backend|method|dtype|type|format|size|mode|quant|config|model|parser|layout)"
+    r"|\bno valid\b|not a valid\b|\brequires? (?:--|a |an |at |cuda|compute|gpu|sm|torch|python|the )"
+    r"|not divisible by|(?:larger|greater|less|smaller) than|please install|not allowed|out of range"
+    r"|\bexceeds\b|can ?not use\b|\bnot (?:aligned|permitted)\b|at most one|not currently imported"
+)
+
 CONFIG = (
     Rule(
         FailureKind.INVALID_CONFIG,
@@ -355,7 +385,7 @@ CONFIG = (
             "out of resources: shared memory | ptxas fatal | ptxas error | mutually exclusive | "
             "too large swap space"
         ),
-        re.compile(r"^(?!.*(?:resolved architecture|will be (?:ignored|removed)|overrid))"),
+        re.compile(r"^(?!.*(?:resolved architecture|will be (?:ignored|removed)))"),
     ),
     Rule(
         FailureKind.INVALID_CONFIG,
@@ -370,29 +400,9 @@ CONFIG = (
         ),
         start_only=True,
     ),
-    Rule(
-        FailureKind.INVALID_CONFIG,
-        Rank.REFUSAL,
-        _any(
-            "not supported | only supported | only support | does not support | doesn't support | "
-            "do not support | unsupported | not implemented | incompatible | not compatible | must be | "
-            "must equal | cannot be | can not be | can't be | should be | is required for | requires | "
-            "are required | invalid value | is invalid | invalid | unknown | unrecognized | not a valid | "
-            "not available | no valid | is not in | divisible by | exceeds | please install | not allowed | "
-            "out of range | larger than | greater than | less than | smaller than | cannot use | can not use | "
-            "not aligned | not permitted | at most one | does not exist or is not currently imported"
-        ),
-        re.compile(
-            r"(?:not|only) support(?:ed|s)?\b|do(?:es)?(?: not|n't) support|\bunsupported\b|\bincompatible\b"
-            r"|not compatible|(?:must|should|can ?not|can't) (?:be|equal|have)\b|(?:is|are) required for"
-            r"|\b(?:invalid|unknown|unrecognized|unsupported) [\w\- ]{0,40}"
-            r"(?:argument|option|value|backend|method|dtype|type|format|size|mode|quant|config|model|parser|layout)"
-            r"|\bno valid\b|not a valid\b|\brequires? (?:--|a |an |at |cuda|compute|gpu|sm|torch|python|the )"
-            r"|not divisible by|(?:larger|greater|less|smaller) than|please install|not allowed|out of range"
-            r"|\bexceeds\b|can ?not use\b|\bnot (?:aligned|permitted)\b|at most one|not currently imported"
-        ),
-        start_only=True,
-    ),
+    Rule(FailureKind.INVALID_CONFIG, Rank.REFUSAL, _REFUSAL_WORDS, _REFUSAL, start_only=True, as_error=True),
+    # The same words in a line that nobody calls an error: they may as well be a warning of some library.
+    Rule(FailureKind.INVALID_CONFIG, Rank.HINT, _REFUSAL_WORDS, _REFUSAL, start_only=True),
     # The exceptions that vLLM's checks raise. In the middle of a run the same types are defects, not refusals.
     Rule(
         FailureKind.INVALID_CONFIG,

@@ -21,19 +21,21 @@ class Rank(IntEnum):
 
     DEATH = 1
     """A process is gone; nothing is said about why."""
-    EXCEPTION = 2
+    HINT = 2
+    """Wording of a refusal, in a line that nobody calls an error."""
+    EXCEPTION = 3
     """Some exception was raised that no other rule knows."""
-    ECHO = 3
+    ECHO = 4
     """A peer noticed that a connection broke: usually because the other side died of something else."""
-    KILLED = 4
+    KILLED = 5
     """A process was ended from outside or by a fault of its own code."""
-    SILENCE = 5
+    SILENCE = 6
     """Somebody waited in vain."""
-    REFUSAL = 6
+    REFUSAL = 7
     """An exception of the type, or with the wording, that is used to refuse arguments."""
-    FABRIC = 7
+    FABRIC = 8
     """A collective operation failed; below `CAUSE` since the other ranks report so when one of them fails."""
-    CAUSE = 8
+    CAUSE = 9
     """The text itself names the reason."""
 
 
@@ -53,6 +55,8 @@ class Rule:
         The engine had come at least this far when it wrote such a text.
     start_only:
         The text explains a failure only before requests run.
+    as_error:
+        Only in a line that its writer calls an error, or that ends a traceback.
     """
 
     kind: FailureKind | None
@@ -61,6 +65,7 @@ class Rule:
     pattern: re.Pattern[str] | None = None
     earliest: Stage = Stage.CONFIG
     start_only: bool = False
+    as_error: bool = False
 
 
 BENIGN: tuple[str, ...] = (
@@ -86,6 +91,9 @@ BENIGN: tuple[str, ...] = (
     "exception ignored in",
     "duplicated timeseries in collectorregistry",
     "usage_stats",
+    "skipping import of",
+    "not supported for all configurations of models",
+    "factor field must be",
     "there are some potential root causes",
     "some common causes include",
     "how to address the out of memory issue",

@@ -57,11 +57,16 @@ _STAMP = re.compile(
     r"|[\w.\-]{1,40}\s{0,20}\|\s"
 )
 _LEVEL = re.compile(
-    r"(?:\[rank\d{1,4}\]:?\s?)?\[?(?:(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b[:|\]]?|([IWEF])(?=\d{4} ))"
+    r"(?:\[rank\d{1,4}\]:?\s?)?(?:- )?(?:[\w.]{1,80} - )?"
+    r"\[?(?:(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b[:|\]]?|([IWEF])(?=\d{4} ))"
     r"(?:\s?\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)?(?:\s?\[?[\w.\-/]{1,120}:\d+\])? ?"
 )
 _JSON_LEVEL = re.compile(r'"level(?:name)?": ?"(\w+)"')
 _QUIET = frozenset({"DEBUG", "INFO", "WARNING", "WARN", "I", "W"})
+_ERRORS = frozenset({"ERROR", "CRITICAL", "FATAL", "E", "F"})
+_ERROR_SHAPED = re.compile(
+    r"\s{0,3}(?:value error,|assertion failed,|[\w.]{0,200}(?:error|exception)\b|[\w .\-]{0,60}: error:)"
+)
 _PYTHON_WARNING = re.compile(r"\b\w*Warning: |NCCL INFO ")
 _NO_EVIDENCE = re.compile(r'\s*(?:raise\b|File ")')
 """Lines of a traceback that lead to the exception; what it says stands at its end."""
@@ -293,7 +298,9 @@ def _applies(log: _Log, hit: _Hit) -> bool:
         return False
     if rule.rank <= Rank.EXCEPTION and any(phrase in lowered for phrase in WRAPPERS):
         return rule.kind is FailureKind.HUNG
-    if rule.rank is Rank.REFUSAL and _SOURCE_CODE.match(line.text):
+    if rule.rank not in (Rank.CAUSE, Rank.KILLED) and _SOURCE_CODE.match(line.text):
+        return False
+    if rule.as_error and line.level not in _ERRORS and not _ERROR_SHAPED.match(lowered):
         return False
     return not rule.start_only or _is_starting(log, hit)
 

@@ -54,6 +54,11 @@ NOISE = (
     "Fetching 4 files:   0%|          | 0/4 [00:00<?, ?it/s]\rFetching 4 files: 100%|██████████| 4/4 [00:00<00:00]",
     "node7:812:812 [0] NCCL INFO NET/Plugin: Failed to find ncclNetPlugin symbol, error ignored, out of memory no",
     "\x1b[0;36m(EngineCore pid=90)\x1b[0;0m \x1b[33mWARNING\x1b[0m 11-30 02:12:00 [scheduler.py:9] chunked prefill",
+    "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1",
+    "Skipping import of cpp extensions due to incompatible torch version 2.9.0 for torchao version 0.14",
+    "You are using a model of type a to instantiate a model of type b. This is not supported for all configurations of "
+    "models and can yield errors.",
+    "2026-11-30 02:13:01,777 - INFO - autotuner.py:256 - flashinfer.jit: unsupported tactic must be skipped",
     "\x00\x7f\x1b[K\ufffd\u2588 \ud83d",
 )
 """Lines that a healthy engine writes and that must never decide. The last one is no text at all."""
