@@ -159,32 +159,31 @@ PROGRESS: tuple[tuple[str, Stage], ...] = (
     ("/v1/chat/completions http", Stage.RUN),
 )
 
-FRAMES: tuple[tuple[str, Stage], ...] = (
-    # Functions of vLLM that tell the stage when they stand in the traceback; the more specific ones first, since the
-    # callers stand in the same traceback.
-    ("profile_cudagraph_memory", Stage.GRAPH_CAPTURE),
-    ("capture_model", Stage.GRAPH_CAPTURE),
-    ("_capture_cudagraphs", Stage.GRAPH_CAPTURE),
-    ("capture_graphs", Stage.GRAPH_CAPTURE),
-    ("_allocate_kv_cache_tensors", Stage.KV_CACHE),
-    ("_allocate_kv_cache", Stage.KV_CACHE),
-    ("allocate_kv_cache", Stage.KV_CACHE),
-    ("initialize_kv_cache_tensors", Stage.KV_CACHE),
-    ("initialize_kv_cache", Stage.KV_CACHE),
-    ("initialize_from_config", Stage.KV_CACHE),
-    ("profile_run", Stage.PROFILE),
-    ("determine_available_memory", Stage.PROFILE),
-    ("determine_num_available_blocks", Stage.PROFILE),
-    ("load_model", Stage.WEIGHTS),
-    ("load_weights", Stage.WEIGHTS),
-    ("process_weights_after_loading", Stage.WEIGHTS),
-    ("compile_or_warm_up_model", Stage.WARMUP),
-    ("kernel_warmup", Stage.WARMUP),
-    ("_process_engine_step", Stage.RUN),
-    ("run_busy_loop", Stage.RUN),
-    ("execute_model", Stage.RUN),
-    ("sample_tokens", Stage.RUN),
-)
+FRAMES: dict[str, Stage] = {
+    # Functions of vLLM that tell the stage when they stand in a traceback.
+    "profile_cudagraph_memory": Stage.GRAPH_CAPTURE,
+    "capture_model": Stage.GRAPH_CAPTURE,
+    "_capture_cudagraphs": Stage.GRAPH_CAPTURE,
+    "capture_graphs": Stage.GRAPH_CAPTURE,
+    "_allocate_kv_cache_tensors": Stage.KV_CACHE,
+    "_allocate_kv_cache": Stage.KV_CACHE,
+    "allocate_kv_cache": Stage.KV_CACHE,
+    "initialize_kv_cache_tensors": Stage.KV_CACHE,
+    "initialize_kv_cache": Stage.KV_CACHE,
+    "initialize_from_config": Stage.KV_CACHE,
+    "profile_run": Stage.PROFILE,
+    "determine_available_memory": Stage.PROFILE,
+    "determine_num_available_blocks": Stage.PROFILE,
+    "load_model": Stage.WEIGHTS,
+    "load_weights": Stage.WEIGHTS,
+    "process_weights_after_loading": Stage.WEIGHTS,
+    "compile_or_warm_up_model": Stage.WARMUP,
+    "kernel_warmup": Stage.WARMUP,
+    "_process_engine_step": Stage.RUN,
+    "run_busy_loop": Stage.RUN,
+    "execute_model": Stage.RUN,
+    "sample_tokens": Stage.RUN,
+}
 
 _AMOUNT = r"(-?\d+(?:\.\d+)?) ?((?:[kmgt]i?)?b(?:ytes)?)\b"
 NEEDED: tuple[re.Pattern[str], ...] = tuple(

@@ -71,7 +71,7 @@ _PYTHON_WARNING = re.compile(r"\b\w*Warning: |NCCL INFO ")
 _NO_EVIDENCE = re.compile(r'\s*(?:raise\b|File ")')
 """Lines of a traceback that lead to the exception; what it says stands at its end."""
 _SOURCE_CODE = re.compile(r"\s{4,}")
-_FRAME = re.compile(r"(?<!\w)(" + "|".join(name for name, _ in FRAMES) + r")(?!\w)")
+_FRAME = re.compile(r"(?<!\w)(" + "|".join(sorted(FRAMES, key=len, reverse=True)) + r")(?!\w)")
 _INNER_VALIDATION = re.compile(r"value error, |assertion failed, |\[type=\w", re.IGNORECASE)
 
 
@@ -326,26 +326,28 @@ def _stage_of(log: _Log, hit: _Hit) -> Stage:
 
 
 def _frame_stage(log: _Log, hit: _Hit) -> Stage | None:
-    """Return the stage that vLLM's functions name in the traceback of a hit, or in the one right below it."""
+    """Return the stage that the innermost of vLLM's functions in the traceback of a hit belongs to."""
     index = log.index(hit.position)
-    above: set[str] = set()
+    names: list[str] = []
     for number in range(index, max(-1, index - _TRACEBACK_LINES), -1):
         line = log.line(number)
         if line is None or line.process != hit.line.process or (line.is_quiet and number != index):
             continue
         if "Traceback (most recent call last)" in line.text:
             break
-        above.update(_FRAME.findall(line.text))
-    names = above or _frames_below(log, index, hit.line.process)
-    return next((stage for name, stage in FRAMES if name in names), None)
+        names.extend(reversed(_FRAME.findall(line.text)))
+    stages = [FRAMES[name] for name in names or reversed(_frames_below(log, index, hit.line.process))]
+    starting = (stage for stage in stages if stage is not Stage.RUN)  # profiling may call what a run calls
+    return next(starting, Stage.RUN if stages else None)
 
 
-def _frames_below(log: _Log, index: int, process: str) -> set[str]:
-    names: set[str] = set()
+def _frames_below(log: _Log, index: int, process: str) -> list[str]:
+    """Return the functions right below a line: some logs name the exception before its traceback."""
+    names: list[str] = []
     for number in range(index + 1, index + _FRAMES_AFTER_LINES):
         line = log.line(number)
         if line is not None and line.process == process and not line.is_quiet:
-            names.update(_FRAME.findall(line.text))
+            names.extend(_FRAME.findall(line.text))
     return names
 
 

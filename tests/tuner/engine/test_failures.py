@@ -126,6 +126,8 @@ def test_stage_of_other_kinds_is_the_last_progress_line_too() -> None:
         (("initialize_from_config", "_allocate_kv_cache_tensors"), FailureKind.OOM_PROFILE),
         (("load_model", "process_weights_after_loading"), FailureKind.OOM_WEIGHTS),
         (("compile_or_warm_up_model", "_dummy_sampler_run"), FailureKind.OOM_WARMUP),
+        (("_initialize_kv_caches", "initialize_from_config", "compile_or_warm_up_model"), FailureKind.OOM_WARMUP),
+        (("initialize_from_config", "compile_or_warm_up_model", "capture_model"), FailureKind.OOM_GRAPH_CAPTURE),
         (("run_busy_loop", "_process_engine_step", "execute_model"), FailureKind.OOM_RUNTIME),
     ],
 )
