@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.design import design_points
 from tuner.space import Parameter, Space, Value
 from tuner.spec import Search
 
@@ -137,12 +138,8 @@ class Proposer:
         return sum(t.state.name == "COMPLETE" for t in history)
 
     def _design_point(self, index: int) -> dict[str, Value]:
-        """Point `index` of a scrambled Sobol sequence over the space, which fills it evenly from the first point on."""
-        from scipy.stats import qmc
-
-        sobol = qmc.Sobol(len(self._space), scramble=True, rng=self._search.seed)
-        position = sobol.random_base2((index + 1).bit_length())[index]
-        return {name: _at(p, float(x)) for (name, p), x in zip(self._space.items(), position, strict=True)}
+        """Point `index` of a sequence that fills the space evenly from the first point on."""
+        return design_points(self._space, index + 1, self._search.seed)[index]
 
     def tell_measured(self, number: int, values: Sequence[float], violations: Mapping[str, float]) -> None:
         """Tell what a trial measured: raw objective values, and the signed violations of memory and own constraints."""
@@ -260,20 +257,3 @@ def _decode(parameter: Parameter, value: Any) -> Value:
     if parameter.choices is None:
         return value
     return parameter.ordered_choices[value] if parameter.is_ordered else json.loads(value)
-
-
-def _at(parameter: Parameter, position: float) -> Value:
-    """Value of a parameter at a position in [0, 1): every choice, and every step of a range, gets an equal share."""
-    if parameter.choices is not None:
-        return parameter.ordered_choices[int(position * len(parameter.choices))]
-    low, high = parameter.low, parameter.high
-    assert low is not None
-    assert high is not None
-    if parameter.log:
-        value = math.exp(math.log(low) + position * (math.log(high) - math.log(low)))
-        return min(int(high), max(int(low), round(value))) if parameter.is_int else value
-    step = parameter.step or (1 if parameter.is_int else None)
-    if step is None:
-        return low + position * (high - low)
-    value = low + step * int(position * parameter.cardinality)
-    return int(value) if parameter.is_int else value

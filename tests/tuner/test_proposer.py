@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.proposer import Proposal, Proposer, _at, _decode, _encode
+from tuner.design import value_at
+from tuner.proposer import Proposal, Proposer, _decode, _encode
 from tuner.space import Parameter
 from tuner.spec import Search
 
@@ -133,7 +134,7 @@ PARAMETERS = st.sampled_from(
 
 @given(PARAMETERS, st.floats(0, 1, exclude_max=True))
 def test_every_position_is_a_value_that_survives_the_translation(parameter: Parameter, position: float) -> None:
-    value = _at(parameter, position)
+    value = value_at(parameter, position)
 
     assert parameter.contains(value)
     assert _decode(parameter, _encode(parameter, value)) == pytest.approx(value)
