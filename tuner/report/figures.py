@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import StoreError
@@ -33,8 +34,16 @@ def study_charts(study: StudyView, folder: Path) -> list[Chart]:
     return [c for c in charts if c is not None and any(series.x for panel in c.panels for series in panel.series)]
 
 
-def write_figures(study: StudyView, folder: Path, into: Path, places: Mapping[int, str] | None = None) -> list[Chart]:
-    """Write `NAME.html` and `NAME.png` of every figure and return the charts.
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A chart with its PNG file, so that nobody has to draw it a second time."""
+
+    chart: Chart
+    png: bytes
+
+
+def write_figures(study: StudyView, folder: Path, into: Path, places: Mapping[int, str] | None = None) -> list[Drawn]:
+    """Write `NAME.html` and `NAME.png` of every figure and return what was drawn.
 
     Parameters
     ----------
@@ -48,12 +57,13 @@ def write_figures(study: StudyView, folder: Path, into: Path, places: Mapping[in
     StoreError
         When the file system refuses.
     """
-    charts = study_charts(study, folder)
+    drawn = [Drawn(chart, still.png(chart)) for chart in study_charts(study, folder)]
     try:
         into.mkdir(parents=True, exist_ok=True)
-        for chart in charts:
-            (into / f"{chart.name}.html").write_text(interactive.page(chart, places), encoding="utf-8")
-            (into / f"{chart.name}.png").write_bytes(still.png(chart))
+        for figure in drawn:
+            page = interactive.page(figure.chart, places)
+            (into / f"{figure.chart.name}.html").write_text(page, encoding="utf-8")
+            (into / f"{figure.chart.name}.png").write_bytes(figure.png)
     except OSError as error:
         raise StoreError(f"{into}: the figures cannot be written ({error.strerror}); free or mend it") from error
-    return charts
+    return drawn

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from tuner.errors import StoreError
 from tuner.ledger import TrialState
-from tuner.report import interactive, still
-from tuner.report.chart import Chart
-from tuner.report.figures import write_figures
+from tuner.report import interactive
+from tuner.report.figures import Drawn, write_figures
 from tuner.report.table import Cell, Row, front_rows
 from tuner.report.verdict import Verdict, change_text, failures_by_kind, verdict
 from tuner.report.words import count, interval, label, param_text, percent, quantity
@@ -35,26 +34,25 @@ def write_report(study: StudyView, folder: Path, into: Path) -> Path:
     StoreError
         When the file system refuses.
     """
-    charts = write_figures(study, folder, into / "figures")
+    figures = write_figures(study, folder, into / "figures")
     target = into / "report.html"
     try:
-        target.write_text(report_page(study, charts), encoding="utf-8")
+        target.write_text(report_page(study, figures), encoding="utf-8")
     except OSError as error:
         raise StoreError(f"{target}: the report cannot be written ({error.strerror}); free or mend it") from error
     return target
 
 
-def report_page(study: StudyView, charts: Sequence[Chart]) -> str:
+def report_page(study: StudyView, drawn: Sequence[Drawn]) -> str:
     """Return the whole page."""
     said = verdict(study)
     body = [_head(study, said), _front_table(study)]
-    drawn = {chart.name: chart for chart in charts}
+    figures = {figure.chart.name: _figure(figure) for figure in drawn}
     for title, names in _SECTIONS.items():
-        figures = [_figure(drawn[name]) for name in names if name in drawn]
-        if figures:
-            body.append(_section(title, *figures))
+        if shown := [figures[name] for name in names if name in figures]:
+            body.append(_section(title, *shown))
     body.append(_failures(study))
-    body.append(_section("Validity and noise", _list(said.trust), *[_figure(c) for c in charts if c.name == "night"]))
+    body.append(_section("Validity and noise", _list(said.trust), figures.get("night", "")))
     body.append(_method(study))
     title = escape(f"{study.study}: tuning report")
     style = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
@@ -171,9 +169,10 @@ def _method(study: StudyView) -> str:
     return _section("Method", _list(sentences))
 
 
-def _figure(chart: Chart) -> str:
+def _figure(drawn: Drawn) -> str:
+    chart = drawn.chart
     kind = "screen pair" if len(chart.panels) > 1 and not chart.stacked else "screen"
-    still_copy = base64.b64encode(still.png(chart)).decode("ascii")
+    still_copy = base64.b64encode(drawn.png).decode("ascii")
     return (
         f'<figure><div class="{kind}">{interactive.fragment(chart)}</div>'
         f'<img class="paper" alt="{_text(chart.title)}" src="data:image/png;base64,{still_copy}">'

@@ -162,7 +162,7 @@ def _metrics(study: StudyView, trial: TrialRecord) -> tuple[Point, ...]:
     at_ms = round((trial.finished_at or trial.started_at) * 1000)
     values: dict[str, float] = {}
     if trial.score:
-        wanted = dict.fromkeys([*(o.name for o in study.objectives), *_plain_names()])
+        wanted = dict.fromkeys([*(o.name for o in study.objectives), *plain_metrics()])
         values |= {name: trial.score.values[name] for name in wanted if name in trial.score.values}
         values |= _ends(trial.score.intervals, study.objectives)
     if trial.finished_at is not None:
@@ -194,7 +194,8 @@ def _engine_values(trial: TrialRecord) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
-def _plain_names() -> list[str]:
+def plain_metrics() -> list[str]:
+    """Names of the metrics that every run gets beside the objectives, where its score has them."""
     return [f"{kind}_{statistic}_s" for kind in LATENCIES for statistic in STATISTICS] + list(PLAIN_METRICS)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,10 +129,11 @@ class Store:
         metrics = [Metric(p.key, p.value, p.at_ms, p.step) for p in points]
         values = [Param(key, value) for key, value in (params or {}).items()]
         with self._told_as_store_error():
-            for start in range(0, len(metrics), METRICS_A_BATCH):
-                self._client.log_batch(run_id, metrics=metrics[start : start + METRICS_A_BATCH])
-            for start in range(0, len(values), VALUES_A_BATCH):
-                self._client.log_batch(run_id, params=values[start : start + VALUES_A_BATCH])
+            # Together as far as they fit: each batch is a transaction that the disk has to confirm.
+            for batch in zip_longest(
+                _batches(metrics, METRICS_A_BATCH), _batches(values, VALUES_A_BATCH), fillvalue=()
+            ):
+                self._client.log_batch(run_id, metrics=batch[0], params=batch[1])
 
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set tags of a run."""
@@ -177,6 +179,10 @@ class Store:
                 f"{mask(self.uri)}: MLflow cannot be written ({cause}); nothing is lost: the ledger has it all, and "
                 "`tuner track STUDY` brings MLflow up to date"
             ) from error
+
+
+def _batches(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _open(uri: str) -> Any:

@@ -66,8 +66,8 @@ def stage_summary(into: Path, study: StudyView, folder: Path, experiment_id: str
         Trial number -> its run, which a click on its point names.
     """
     places = {number: f"run {run_id}, at {run_link(experiment_id, run_id)}" for number, run_id in runs.items()}
-    charts = write_figures(study, folder, into / FIGURES, places)
-    (into / "report.html").write_text(report_page(study, charts), encoding="utf-8")
+    drawn = write_figures(study, folder, into / FIGURES, places)
+    (into / "report.html").write_text(report_page(study, drawn), encoding="utf-8")
     (into / "front.json").write_text(json.dumps(front_document(study), indent=1), encoding="utf-8")
 
 
