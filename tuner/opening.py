@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -16,9 +16,11 @@ from objectives.constraints import Constraint
 from tuner import __version__
 from tuner.artifacts import write_json
 from tuner.config import EngineConfig
+from tuner.engine.accelerators import accelerator_type_of, gpus_here
 from tuner.engine.config_check import ConfigChecker, Refused
 from tuner.engine.protocol import TrialEngine
-from tuner.errors import StudyFileError, WorkloadError
+from tuner.engine.vllm import vllm_version
+from tuner.errors import PreflightError, StudyFileError, UsageError, WorkloadError
 from tuner.gate import ForMemory, Gate
 from tuner.judge import objectives_of, user_metrics
 from tuner.ledger import History, StudyHeader
@@ -32,6 +34,10 @@ from tuner.study_folder import STORE, StudyFolder
 from tuner.tracking import BackgroundTracker, Tracker, default_artifact_root, default_uri
 from tuner.workload.build import BuiltWorkload, build
 from tuner.workload.model import Workload
+
+if TYPE_CHECKING:
+    from tuner.engine.twin.devices import DeviceSpec
+    from tuner.engine.twin.engine import TwinEngine
 
 TRACKING_CLOSE_S = 90.0
 """What the study waits at its end for MLflow to have everything."""
@@ -140,8 +146,6 @@ def _measured(history: History) -> list[MeasuredMemory]:
 
 def machine_of(file: StudyFile) -> Machine:
     """Look at the device that this machine gives its engines, or at the catalogue's for the twin."""
-    from tuner.engine.vllm import vllm_version
-
     if file.spec.engine.backend == "twin":
         from tuner.engine.twin.devices import find_device
 
@@ -150,22 +154,44 @@ def machine_of(file: StudyFile) -> Machine:
         return Machine(kind, device.name, device.memory_gib, vllm_version())
     if file.spec.resources.num_gpus == 0:
         return Machine("cpu", "cpu", psutil.virtual_memory().total / 2**30, vllm_version())
-    import os
-
-    from tuner.engine.nvml import open_nvml
-    from tuner.engine.telemetry import visible_devices
-
-    nvml = open_nvml()
-    devices = visible_devices(nvml, os.environ)
-    if nvml is None or not devices:
-        from tuner.errors import PreflightError
-
+    gpus = gpus_here()
+    if gpus is None:
         raise PreflightError(
             f"the study asks for {file.spec.resources.num_gpus} GPUs (resources.num_gpus) and NVML shows none on this "
             "machine; run it where they are, or set engine.backend: twin to predict"
         )
-    memory = nvml.memory_gib(devices[0])
-    return Machine("cuda", devices[0].name, memory[1] if memory else 0.0, vllm_version())
+    return Machine("cuda", gpus.name, gpus.total_gib, vllm_version())
+
+
+def planned_machine(file: StudyFile) -> tuple[Machine, DeviceSpec]:
+    """Return the device that a study is for, on this machine or another, and the catalogue's entry to predict it by.
+
+    Raises
+    ------
+    TunerError
+        When the file names no device, none is here, or the catalogue does not know it.
+    """
+    from tuner.engine.twin.devices import find_device
+
+    spec = file.spec
+    if spec.engine.backend == "twin" or spec.resources.num_gpus == 0:
+        machine = machine_of(file)
+        return machine, find_device(machine.name)
+    wanted = spec.resources.accelerator_type
+    try:
+        machine = machine_of(file)
+    except PreflightError as error:
+        if wanted is None:
+            text = f"{error}; to plan for a device that is not here, name it under resources.accelerator_type"
+            raise PreflightError(text) from error
+    else:
+        if wanted in (None, accelerator_type_of(machine.name)):
+            return machine, find_device(machine.name)
+    try:
+        device = find_device(str(wanted))
+    except UsageError as error:
+        raise StudyFileError(str(file.path), [("resources.accelerator_type", str(error))]) from error
+    return Machine("cuda", device.name, device.memory_gib, vllm_version()), device
 
 
 def _twin_device(file: StudyFile) -> str:
@@ -178,14 +204,8 @@ def make_engine(file: StudyFile, folder: StudyFolder, memory: ForMemory) -> Tria
     """Return the engine that runs a study's trials; nothing is started before its first trial."""
     if file.spec.engine.backend == "twin":
         from tuner.engine.twin.devices import find_device
-        from tuner.engine.twin.engine import TwinEngine
-        from tuner.twin_memory import oracle
 
-        model = config_folder(file)
-        if model is None:
-            text = "is not on this machine, and the twin needs its config.json; name one under model_config_file"
-            raise StudyFileError(str(file.path), [("model", text)])
-        return TwinEngine(find_device(_twin_device(file)), model, oracle(memory))
+        return make_twin(file, find_device(_twin_device(file)), memory)
     from tuner.engine.ray_engine import RayTrialEngine
 
     return RayTrialEngine(
@@ -193,6 +213,24 @@ def make_engine(file: StudyFile, folder: StudyFolder, memory: ForMemory) -> Tria
         accelerator_type=file.spec.resources.accelerator_type,
         note_processes=folder.note_processes,
     )
+
+
+def make_twin(file: StudyFile, device: DeviceSpec, memory: ForMemory) -> TwinEngine:
+    """Return what predicts a study's trials on a device of the catalogue.
+
+    Raises
+    ------
+    StudyFileError
+        When the model's `config.json` is not on this machine.
+    """
+    from tuner.engine.twin.engine import TwinEngine
+    from tuner.twin_memory import oracle
+
+    model = config_folder(file)
+    if model is None:
+        text = "is not on this machine, and the twin needs its config.json; name one under model_config_file"
+        raise StudyFileError(str(file.path), [("model", text)])
+    return TwinEngine(device, model, oracle(memory))
 
 
 @contextmanager
