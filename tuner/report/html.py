@@ -118,7 +118,7 @@ def _cell(cell: Cell) -> str:
     ends = f"<br><small>{_text(interval(*cell.interval, cell.objective.unit))}</small>" if cell.interval else ""
     kind = {True: "better", False: "worse", None: "same"}[cell.better]
     change = f' <span class="{kind}">{percent(cell.change)}</span>' if cell.change is not None else ""
-    return f"<td>{_text(quantity(cell.value, cell.objective.unit))}{change}{ends}</td>"
+    return f"<td class='figure'>{_text(quantity(cell.value, cell.objective.unit))}{change}{ends}</td>"
 
 
 def _changed(row: Row) -> str:

@@ -9,7 +9,7 @@ from tuner.series import Readings, device_series, step_series
 from tuner.tracking.content import Point, finite
 
 MOST_POINTS = 60
-"""Of one series: a database takes about 0.15 ms a point, and four GPUs make 23 series. The tables have every reading."""
+"""Of one series: a database takes about 0.15 ms a point, and four GPUs make 23. The tables have every reading."""
 
 
 def trial_series(folder: Path, started_at: float) -> tuple[Point, ...]:
