@@ -1,4 +1,7 @@
-"""Time series of a trial, read from its tables and thinned for a chart. Shared by tracking and report."""
+"""Time series of a trial, read from its tables and thinned for a chart. Shared by tracking and report.
+
+Series are for looking at: a table that is missing, or that a crash cut off, gives none, and keeps nobody from the rest.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from objectives.engine_use import HOST
-from tuner.errors import StoreError
 
 DEVICE_COLUMNS = ("memory_used_gib", "utilisation", "power_w", "temperature_c", "sm_clock_mhz")
 STEP_COLUMNS = ("kv_usage", "running", "waiting")
@@ -21,15 +23,10 @@ Readings = tuple[FloatArray, FloatArray]
 
 
 def device_series(folder: Path, most: int) -> dict[str, dict[str, Readings]]:
-    """Return the readings of each device of a trial, column by column, at most `most` of each; empty without a table.
+    """Return the readings of each device of a trial, column by column, at most `most` of each.
 
     Devices are named `gpu0`, `gpu1`, … in the order in which the table lists them, and `host`: UUIDs are too long for
     the name of a chart. A column that a device does not offer is absent.
-
-    Raises
-    ------
-    StoreError
-        When the table cannot be read.
     """
     columns = _read(folder / "device.parquet", ("at_s", "device", *DEVICE_COLUMNS))
     if not columns:
@@ -44,13 +41,7 @@ def device_series(folder: Path, most: int) -> dict[str, dict[str, Readings]]:
 
 
 def step_series(folder: Path, most: int) -> dict[str, Readings]:
-    """Return KV use, running and waiting requests of a trial over its steps; empty without a table.
-
-    Raises
-    ------
-    StoreError
-        When the table cannot be read.
-    """
+    """Return KV use, running and waiting requests of a trial over its steps, at most `most` readings of each."""
     columns = _read(folder / "steps.parquet", ("start_s", *STEP_COLUMNS))
     return _thinned(columns["start_s"], {c: columns[c] for c in STEP_COLUMNS}, most) if columns else {}
 
@@ -83,15 +74,13 @@ def _continuous(at_s: FloatArray) -> FloatArray:
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> dict[str, FloatArray]:
-    """Columns of a table as arrays, numbers as floats with NaN for null."""
+    """Columns of a table as arrays, numbers as floats with NaN for null; empty where it cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not path.exists():
-        return {}
     try:
         table = pq.read_table(path, columns=list(columns))
         arrays = {name: table[name].to_numpy(zero_copy_only=False) for name in columns}
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise StoreError(f"{path}: the table cannot be read ({error})") from error
+    except (OSError, ValueError, KeyError, pa.ArrowException):
+        return {}
     return {n: a if a.dtype == object and n == "device" else a.astype(np.float64) for n, a in arrays.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from study_samples import sample_history, write_study
 
-from tuner.errors import StoreError
+from tuner.errors import StoreError, UsageError
 from tuner.ledger import History, TrialState
 from tuner.tracking import BackgroundTracker, Tracker, experiment_url, ui_command
 from tuner.tracking.series import MOST_POINTS
@@ -212,7 +212,9 @@ def test_a_run_that_is_there_twice_is_removed(place: Place) -> None:
     tracker = place.tracker()
     experiment_id = tracker.sync(history, place.folder).experiment_id
     assert experiment_id is not None
-    Store(place.uri, place.root).create_run(experiment_id, "trial 001", {"trial": "1"}, 2_000_000_000_000)
+    Store(place.uri, place.root).create_run(
+        experiment_id, "trial 001", {"study": "longdoc", "trial": "1"}, 2_000_000_000_000
+    )
     tracker.sync(history, place.folder, final=True)
     assert place.trial(1).data.metrics
 
@@ -237,7 +239,36 @@ def test_a_study_begun_afresh_gets_an_experiment_of_its_own(place: Place) -> Non
     from mlflow.tracking import MlflowClient
 
     names = [e.name for e in MlflowClient(tracking_uri=place.uri).search_experiments()]
-    assert sum(name.startswith("longdoc (begun 20") for name in names) == 1
+    assert sum(name.startswith("longdoc (longdoc, begun 2026-11-18") for name in names) == 1
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_an_experiment_is_found_again_after_someone_renamed_it(place: Place) -> None:
+    history = sample_history(3, running=False)
+    experiment_id = place.tracker().sync(history, place.folder).experiment_id
+    assert experiment_id is not None
+    Store(place.uri, place.root).rename_experiment(experiment_id, "my favourite")
+    assert place.tracker().sync(history, place.folder).experiment_id == experiment_id
+    assert len(place.runs(experiment="my favourite")) == 4
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_two_studies_that_want_one_name_keep_their_experiments_apart(place: Place) -> None:
+    first = sample_history(3, running=False)
+    assert first.header is not None
+    second = replace(first, header=replace(first.header, study="other"))
+    ids = [place.tracker(experiment="mine").sync(h, place.folder).experiment_id for h in (first, second, first, second)]
+    assert ids[0] == ids[2] != ids[1] == ids[3]
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_an_experiment_made_by_hand_is_used_and_its_own_runs_are_left_alone(place: Place) -> None:
+    store = Store(place.uri, place.root / "artifacts")
+    made = store.create_experiment("longdoc", {})
+    for _ in range(2):
+        store.create_run(made, "someone else's", {"trial": "1"}, 1_000)
+    assert place.tracker().sync(sample_history(3, running=False), place.folder, final=True).experiment_id == made
+    assert len(place.runs("tags.trial = '1'")) == 3
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -257,7 +288,7 @@ def test_two_processes_do_not_sync_one_study_at_once(place: Place) -> None:
     with (place.folder / "tracking.lock").open("w") as other:
         flock(other, LOCK_EX)
         with pytest.raises(StoreError, match="another process"):
-            place.tracker().sync(HISTORY, place.folder)
+            place.tracker(lock_wait_s=0.2).sync(HISTORY, place.folder)
 
 
 def test_an_artifact_folder_that_cannot_be_written_is_told_and_made_good_later(place: Place, no_figures: None) -> None:
@@ -349,6 +380,8 @@ def test_closing_while_the_store_is_away_ends_in_time_and_says_so(tmp_path: Path
 
 def test_the_ui_is_served_on_this_machine_with_one_worker(tmp_path: Path) -> None:
     server = ui_command("sqlite:////x/mlflow.db", tmp_path)
+    with pytest.raises(UsageError, match="open that address"):
+        ui_command("http://mlflow:5000", tmp_path)
     assert server.base_url.startswith("http://127.0.0.1:")
     assert server.command[server.command.index("--workers") + 1] == "1"
     assert server.env["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"

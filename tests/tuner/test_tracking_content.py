@@ -177,6 +177,16 @@ def test_a_trial_without_tables_has_no_series(tmp_path: Path) -> None:
     assert (device_series(tmp_path, 10), step_series(tmp_path, 10), trial_series(tmp_path, 0.0)) == ({}, {}, ())
 
 
+def test_a_table_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
+    folder, staged = tmp_path / "trial", tmp_path / "staged"
+    staged.mkdir()
+    trial = measured(folder)
+    (folder / "device.parquet").write_bytes((folder / "device.parquet").read_bytes()[:100])
+    stage_files(staged, folder, {}, None, ())
+    assert {p.name for p in staged.iterdir()} == {"requests.parquet", "steps.parquet"}
+    assert {p.key.partition("/")[0] for p in trial_series(folder, trial.started_at)} == {"engine"}
+
+
 def test_a_log_is_trimmed_to_head_evidence_and_tail() -> None:
     lines = [f"line {i}" for i in range(1000)]
     lines[500] = "the cause is here"

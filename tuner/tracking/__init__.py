@@ -1,9 +1,9 @@
 """MLflow as the place where a study is read: runs, figures and notes, brought up to date from the ledger.
 
 The ledger is written first and MLflow follows, so that MLflow may be down, slow, locked or gone without harm. `content`
-says what a trial looks like in MLflow (pure), `series` and `evidence` prepare its files, `store` talks to MLflow (the
-only importer of it), `tracker` brings an experiment up to date, `background` does so beside a running study, `server`
-starts the UI.
+says what a trial looks like in MLflow (pure), `series` and `evidence` prepare its charts and files, `summary` and
+`views` what the whole study looks like, `store` talks to MLflow (the only importer of it), `tracker` brings an
+experiment up to date, `background` does so beside a running study, `server` starts the UI.
 """
 
 from tuner.tracking.background import BackgroundTracker

@@ -68,17 +68,20 @@ def _tail(path: Path) -> str:
 
 
 def _copy_table(source: Path, target: Path, secrets: tuple[str, ...]) -> None:
-    """Copy a table; the text of errors, the only free text in any, without secrets."""
+    """Copy a table; the text of errors, the only free text in any, without secrets.
+
+    A table that a crash cut off is left out: it must not keep everything else of the study out of MLflow.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = pq.read_schema(source).names
-    if (
-        "error" not in names
-        or pq.read_table(source, columns=["error"])["error"].null_count == pq.read_metadata(source).num_rows
-    ):
+    try:
+        table = pq.read_table(source)
+    except pa.ArrowException:
+        return
+    errors = table["error"].to_pylist() if "error" in table.column_names else []
+    if not any(errors):
         shutil.copyfile(source, target)
         return
-    table = pq.read_table(source)
-    errors = [None if e is None else mask(e, secrets) for e in table["error"].to_pylist()]
-    pq.write_table(table.set_column(names.index("error"), "error", pa.array(errors, pa.string())), target)
+    masked = pa.array([None if e is None else mask(e, secrets) for e in errors], pa.string())
+    pq.write_table(table.set_column(table.column_names.index("error"), "error", masked), target)

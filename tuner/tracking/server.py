@@ -7,6 +7,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.errors import UsageError
+from tuner.secrets import mask
+from tuner.tracking.store import is_server
 from tuner.tracking.views import TRIALS, view_link
 
 HOST = "127.0.0.1"
@@ -31,7 +34,14 @@ def ui_command(uri: str, artifact_root: Path, port: int | None = None) -> UiServ
     ----------
     port:
         To listen on; a free one when left out.
+
+    Raises
+    ------
+    UsageError
+        When the store is a server already.
     """
+    if is_server(uri):
+        raise UsageError(f"{mask(uri)}: runs go to this tracking server; open that address in a browser instead")
     chosen = port if port is not None else free_port()
     command = (sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(chosen), "--workers", "1")
     stores = ("--backend-store-uri", uri, "--default-artifact-root", artifact_root.as_uri())

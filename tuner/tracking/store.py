@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,11 @@ def default_uri(root: Path) -> str:
 def default_artifact_root(root: Path) -> Path:
     """Where files of runs go when the tracking URI is a database."""
     return (root / "mlruns" / "artifacts").resolve()
+
+
+def is_server(uri: str) -> bool:
+    """Whether a tracking URI is a server's, which keeps files of runs itself and has a UI of its own."""
+    return uri.startswith(("http://", "https://"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +91,16 @@ class Store:
                 self._client.restore_experiment(found.experiment_id)
             return str(found.experiment_id), dict(found.tags)
 
+    def tagged_experiment(self, key: str, value: str) -> str | None:
+        """Id of the experiment that has this tag, if there is one outside the waste bin."""
+        with self._told_as_store_error():
+            found = self._client.search_experiments(filter_string=f"tags.`{key}` = '{value}'", max_results=1)
+            return str(found[0].experiment_id) if found else None
+
     def create_experiment(self, name: str, tags: Mapping[str, str]) -> str:
         """Make an experiment and return its id."""
-        location = None if self.uri.startswith(("http://", "https://")) else (self.artifact_root / name).as_uri()
+        folder = self.artifact_root / re.sub(r"[^\w.-]+", "_", name)
+        location = None if is_server(self.uri) else folder.as_uri()
         with self._told_as_store_error():
             return str(self._client.create_experiment(name, artifact_location=location, tags=dict(tags)))
 

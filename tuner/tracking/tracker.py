@@ -28,6 +28,9 @@ from tuner.tracking.views import view_tags
 from tuner.view import Objective, StudyView, view
 
 REVISION = "revision"
+STUDY_ID = "study_id"
+"""Tag of the experiment: which of the studies of this name it belongs to."""
+LOCK_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class Tracker:
         Name of the experiment; the study's own when left out.
     summary_every_s:
         The figures of the summary run are drawn again at most this often, and at the end.
+    lock_wait_s:
+        How long a sync waits for another process that syncs the same study.
     """
 
     def __init__(
@@ -82,10 +87,12 @@ class Tracker:
         artifact_root: Path,
         experiment: str | None = None,
         summary_every_s: float = 600.0,
+        lock_wait_s: float = 30.0,
     ) -> None:
         self.objectives = tuple(objectives)
         self.experiment = experiment
         self.summary_every_s = summary_every_s
+        self.lock_wait_s = lock_wait_s
         self._store = Store(uri, artifact_root)
         self._known: _Known | None = None
         self._summary_at: float | None = None
@@ -115,7 +122,7 @@ class Tracker:
         if history.header is None:
             return SyncResult(0, 0, None, 0.0)
         try:
-            with _alone(folder):
+            with _alone(folder, self.lock_wait_s):
                 known = self._connect(history.header, afresh=final)
                 study = view(history, self.objectives)
                 stale = [t for t in study.trials if not _is_current(known.runs.get(str(t.number)), t, live)]
@@ -128,32 +135,42 @@ class Tracker:
                 self._move_front(known, study)
                 if written == len(stale) and self._summary_due(final):
                     self._write_summary(known, study, folder)
-        except StoreError:
+        except Exception:
+            # What was under way may or may not have arrived: the next sync asks the store.
             self._known = None
             raise
         return SyncResult(written, len(stale) - written, known.experiment_id, time.monotonic() - started)
 
     def _connect(self, header: StudyHeader, *, afresh: bool) -> _Known:
-        study_id = f"{header.study}@{header.created_at:.0f}"
+        began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(header.created_at))
+        study_id = f"{header.study}, begun {began}"
         if self._known is None or self._known.study_id != study_id or afresh:
             experiment_id = self._experiment(header, study_id)
             self._known = _Known(experiment_id, study_id)
             for run in self._store.runs(experiment_id):
-                self._remember(self._known, run)
+                if run.tags.get("study") == header.study:
+                    self._remember(self._known, run)
         return self._known
 
     def _experiment(self, header: StudyHeader, study_id: str) -> str:
-        """Id of the study's experiment. One of an earlier study of this name is renamed and kept."""
+        """Id of the study's experiment, whatever someone has renamed it to.
+
+        A new one takes the name over from an earlier study, whose experiment is renamed and kept; one that is not from
+        here is used as it is.
+        """
+        known = self._store.tagged_experiment(STUDY_ID, study_id)
+        if known is not None:
+            return known
         name = self.experiment or header.study
+        # The kind keeps the UI from guessing that this is about language model applications, and opening on traces.
+        tags = {STUDY_ID: study_id, "mlflow.experimentKind": "custom_model_development"}
         found = self._store.experiment(name)
         if found is not None:
-            experiment_id, tags = found
-            if tags.get("study_id", study_id) == study_id:
+            experiment_id, found_tags = found
+            if STUDY_ID not in found_tags:
+                self._store.tag_experiment(experiment_id, tags)
                 return experiment_id
-            began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(tags["study_id"].rpartition("@")[2])))
-            self._store.rename_experiment(experiment_id, f"{name} (begun {began})")
-        # The kind keeps the UI from guessing that this is about language model applications, and opening on traces.
-        tags = {"study_id": study_id, "mlflow.experimentKind": "custom_model_development"}
+            self._store.rename_experiment(experiment_id, f"{name} ({found_tags[STUDY_ID]})")
         return self._store.create_experiment(name, tags)
 
     def _remember(self, known: _Known, run: StoredRun) -> None:
@@ -171,9 +188,9 @@ class Tracker:
         run_id = self._run_for(known, trial, content)
         self._store.log(run_id, (*content.metrics, *trial_series(folder, trial.started_at)), content.params)
         secrets = secret_values() + secret_values(trial.config.env)
-        with tempfile.TemporaryDirectory(prefix="tuner-track-") as staged:
-            stage_files(Path(staged), folder, content.documents, trial.failure, secrets)
-            self._store.add_files(run_id, Path(staged))
+        with _staging() as staged:
+            stage_files(staged, folder, content.documents, trial.failure, secrets)
+            self._store.add_files(run_id, staged)
         tags = {**content.tags, REVISION: revision(trial)}
         self._store.tag(run_id, tags)
         status = content.status if live or content.status != "RUNNING" else "KILLED"
@@ -219,9 +236,9 @@ class Tracker:
             run_id = stored.run_id
         self._store.log(run_id, summary_points(study, after_step=self._store.last_step(run_id, HYPERVOLUME)))
         links = {int(key): run.run_id for key, run in known.runs.items() if key != SUMMARY}
-        with tempfile.TemporaryDirectory(prefix="tuner-track-") as staged:
-            stage_summary(Path(staged), study, folder, known.experiment_id, links)
-            self._store.add_files(run_id, Path(staged))
+        with _staging() as staged:
+            stage_summary(staged, study, folder, known.experiment_id, links)
+            self._store.add_files(run_id, staged)
         note = experiment_note(study, known.experiment_id, run_id)
         self._store.tag_experiment(known.experiment_id, {"mlflow.note.content": note, **view_tags(study)})
         tags |= {"mlflow.note.content": note, REVISION: drawn_from}
@@ -254,7 +271,19 @@ def _summary_revision(study: StudyView) -> str:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _staging() -> Iterator[Path]:
+    """Give a folder to gather a run's files in."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="tuner-track-") as staged:
+            yield Path(staged)
+    except OSError as error:
+        raise StoreError(
+            f"{tempfile.gettempdir()}: files for MLflow cannot be gathered here ({error.strerror}); free or mend it"
+        ) from error
+
+
+@contextmanager
+def _alone(folder: Path, wait_s: float) -> Iterator[None]:
     """Hold the study's tracking lock, so that `tuner run` and `tuner track` do not both make a run for one trial."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -263,9 +292,14 @@ def _alone(folder: Path) -> Iterator[None]:
         raise StoreError(
             f"{folder}: the tracking lock cannot be written ({error.strerror}); mend the folder"
         ) from error
+    until = time.monotonic() + wait_s
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreError(f"{folder}: another process is bringing MLflow up to date; wait for it to end") from error
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > until:
+                    raise StoreError(f"{folder}: another process brings MLflow up to date; wait for its end") from error
+                time.sleep(LOCK_POLL_S)
         yield
