@@ -77,7 +77,7 @@ def context_tokens(config: dict[str, Any]) -> int | None:
     return None
 
 
-def vocabulary(file: StudyFile, cache_folder: Path) -> tuple[int, int]:
+def vocabulary(file: StudyFile, cache_folder: Path, *, download: bool = True) -> tuple[int, int]:
     """Token ids that generated prompts may use, half-open; read from the tokenizer once and kept.
 
     Without the tokenizer (a model that is not on this machine), the upper nine tenths of the vocabulary: special
@@ -91,9 +91,8 @@ def vocabulary(file: StudyFile, cache_folder: Path) -> tuple[int, int]:
     from tuner.workload.tokenizer import load, vocabulary_of
 
     try:
-        low, high = vocabulary_of(
-            load(file.model, trust_remote_code=bool(file.spec.engine.args.get("trust_remote_code")))
-        )
+        trusted = bool(file.spec.engine.args.get("trust_remote_code"))
+        low, high = vocabulary_of(load(file.model, trust_remote_code=trusted, download=download))
     except WorkloadError:
         config = config_json(file) or {}
         size = int(config.get("text_config", config).get("vocab_size", 32_000))

@@ -69,8 +69,14 @@ def tracker_of(file: StudyFile, store: Path = STORE) -> Tracker:
     )
 
 
-def build_workload(file: StudyFile, store: Path = STORE) -> BuiltWorkload:
+def build_workload(file: StudyFile, store: Path = STORE, *, download: bool = True) -> BuiltWorkload:
     """Build a study's workload and see that the model can hold its longest request.
+
+    Parameters
+    ----------
+    download:
+        Whether the hub may be asked for a tokenizer that is not on this machine; without one, token ids are of a
+        cautious range, which changes the workload's fingerprint and nothing that can be predicted.
 
     Raises
     ------
@@ -83,10 +89,10 @@ def build_workload(file: StudyFile, store: Path = STORE) -> BuiltWorkload:
     if spec.needs_tokenizer:
         from tuner.workload.tokenizer import load
 
-        tokenizer = load(file.model, trust_remote_code=bool(file.spec.engine.args.get("trust_remote_code")))
-    built = build(
-        spec, tokenizer=tokenizer, vocabulary=vocabulary(file, cache), base_folder=file.folder, cache_folder=cache
-    )
+        trusted = bool(file.spec.engine.args.get("trust_remote_code"))
+        tokenizer = load(file.model, trust_remote_code=trusted, download=download)
+    ids = vocabulary(file, cache, download=download)
+    built = build(spec, tokenizer=tokenizer, vocabulary=ids, base_folder=file.folder, cache_folder=cache)
     longest = built.workload.longest_tokens
     fixed = file.spec.engine.args.get("max_model_len")
     if isinstance(fixed, int) and fixed < longest:

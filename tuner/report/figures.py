@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +57,12 @@ def write_figures(study: StudyView, folder: Path, into: Path, places: Mapping[in
     StoreError
         When the file system refuses.
     """
-    drawn = [Drawn(chart, still.png(chart)) for chart in study_charts(study, folder)]
+    return write_charts(study_charts(study, folder), into, places)
+
+
+def write_charts(charts: Sequence[Chart], into: Path, places: Mapping[int, str] | None = None) -> list[Drawn]:
+    """Write these charts only; as `write_figures`."""
+    drawn = [Drawn(chart, still.png(chart)) for chart in charts]
     try:
         into.mkdir(parents=True, exist_ok=True)
         for figure in drawn:

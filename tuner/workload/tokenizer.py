@@ -98,8 +98,13 @@ def _identity(inner: Any, vocabulary: dict[str, int]) -> str:
     return hashlib.sha256("\0".join((type(inner).__name__, body, template)).encode()).hexdigest()[:16]
 
 
-def load(model: str, *, trust_remote_code: bool = False) -> TransformersTokenizer:
+def load(model: str, *, trust_remote_code: bool = False, download: bool = True) -> TransformersTokenizer:
     """Load the tokenizer of a local folder or of a model's name on the hub.
+
+    Parameters
+    ----------
+    download:
+        Whether the hub may be asked for what is not on this machine.
 
     Raises
     ------
@@ -109,7 +114,7 @@ def load(model: str, *, trust_remote_code: bool = False) -> TransformersTokenize
     from transformers import AutoTokenizer
 
     try:
-        inner = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+        inner = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code, local_files_only=not download)
     except (OSError, ValueError, ImportError, KeyError) as error:
         where = "in this folder" if Path(model).is_dir() else "on this machine or the hub"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
