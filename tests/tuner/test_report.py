@@ -16,13 +16,13 @@ from tuner.report.charts import (
     front_chart,
     hypervolume_chart,
     importance_chart,
-    parameters_chart,
     prompt_length_chart,
 )
 from tuner.report.charts_of_tables import distribution_chart, night_chart
 from tuner.report.figures import study_charts
 from tuner.report.html import report_page, write_report
 from tuner.report.importance import importances
+from tuner.report.parallel import parameters_chart
 from tuner.report.table import front_rows, trial_row
 from tuner.report.verdict import failures_by_kind, verdict
 from tuner.report.words import digits, interval, label, param_text, percent, quantity

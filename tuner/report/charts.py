@@ -1,16 +1,15 @@
-"""The figures that a study's records alone can fill: front, parameters, importance, hypervolume, TTFT by length."""
+"""The figures that a study's records alone can fill: front, importance, hypervolume, TTFT by prompt length."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from tuner.ledger import TrialRecord, TrialState
 from tuner.report.chart import Axis, Chart, Panel, Series
 from tuner.report.importance import Importance, importances
-from tuner.report.words import count, digits, interval, label, param_text, quantity, scaled, value_text
+from tuner.report.words import count, digits, interval, label, param_text, quantity, scaled
 from tuner.secrets import mask
 from tuner.view import Objective, StudyView, hypervolume_series
 
@@ -25,29 +24,10 @@ def front_chart(study: StudyView) -> Chart:
     first, others = study.objectives[0], study.objectives[1:]
     panels = tuple(_front_panel(study, first, other) for other in others) or (_front_panel(study, None, first),)
     unseen = sum(t.score is None and t.state is not TrialState.RUNNING for t in study.trials)
-    caption = "Bars are 95% intervals; nothing feasible was measured on the far side of the front's line."
+    caption = "Bars are 95% intervals" + ("; the line joins the front." if len(others) == 1 else ".")
     if unseen:
         caption += f" {count(unseen, 'trial')} without a measurement (refused or failed) cannot be drawn here."
-    return Chart("front", _title(study, "Front"), caption, panels, panel_height=520)
-
-
-def parameters_chart(study: StudyView) -> Chart:
-    """Draw each complete trial as a line over its parameters (by rank of value) and objectives (by value)."""
-    axes = [*_parameter_axes(study), *_objective_axes(study)]
-    groups: dict[str, list[TrialRecord]] = {role: [] for role in _LINE_NAMES}
-    for trial in study.trials:
-        if role := _line_role(study, trial):
-            groups[role].append(trial)
-    series = [_lines(study, trials, role, axes) for role, trials in groups.items() if trials]
-    ticks = {float(i): f"{axis.title}<br>{axis.least} … {axis.most}" for i, axis in enumerate(axes)}
-    panel = Panel(
-        Axis("parameter or objective, with its range", ticks=ticks), Axis("place in its range"), tuple(series)
-    )
-    caption = (
-        "One line a complete trial; a parameter's values stand in their order, an objective by its value. "
-        "Thick lines are on the front."
-    )
-    return Chart("parameters", _title(study, "Parameters and objectives"), caption, (panel,), panel_height=460)
+    return Chart("front", titled(study, "Front"), caption, panels, panel_height=520)
 
 
 def importance_chart(study: StudyView) -> Chart:
@@ -63,7 +43,7 @@ def importance_chart(study: StudyView) -> Chart:
         caption += f" The trials so far do not show what decides on: {', '.join(untold)}."
     panels = tuple(_importance_panel(item) for item in told)
     height = 60 + 24 * max((len(item.shares) for item in told), default=0)
-    return Chart("importance", _title(study, "What matters"), caption, panels, stacked=True, panel_height=height)
+    return Chart("importance", titled(study, "What matters"), caption, panels, stacked=True, panel_height=height)
 
 
 def hypervolume_chart(study: StudyView) -> Chart:
@@ -81,7 +61,7 @@ def hypervolume_chart(study: StudyView) -> Chart:
         for title, x in (("trial (number)", tuple(map(float, trials))), ("time since the first trial (h)", hours))
     )
     caption = "Area between the front and twice the defaults' values, in units of the defaults' own; more is better."
-    return Chart("hypervolume", _title(study, "Hypervolume"), caption, panels, panel_height=360)
+    return Chart("hypervolume", titled(study, "Hypervolume"), caption, panels, panel_height=360)
 
 
 def prompt_length_chart(study: StudyView) -> Chart | None:
@@ -99,7 +79,7 @@ def prompt_length_chart(study: StudyView) -> Chart | None:
         tuple(_times(s, factor) for s in series),
     )
     caption = "Prompts of similar length taken together; bars are 95% intervals over requests."
-    return Chart("ttft_by_prompt_length", _title(study, "TTFT by prompt length"), caption, (panel,))
+    return Chart("ttft_by_prompt_length", titled(study, "TTFT by prompt length"), caption, (panel,))
 
 
 def compared(study: StudyView) -> list[tuple[str, str, TrialRecord]]:
@@ -129,6 +109,11 @@ def trial_text(study: StudyView, trial: TrialRecord) -> str:
     return mask("<br>".join(lines))
 
 
+def titled(study: StudyView, text: str) -> str:
+    """Return a title that says when everything in the figure is predicted."""
+    return f"{text}, predicted" if study.predicted else text
+
+
 def _front_panel(study: StudyView, x: Objective | None, y: Objective) -> Panel:
     groups: dict[str, list[TrialRecord]] = {"complete": [], "infeasible": [], "void": [], "front": []}
     for trial in study.trials:
@@ -145,7 +130,7 @@ def _front_panel(study: StudyView, x: Objective | None, y: Objective) -> Panel:
         for role, group in groups.items()
         if group
     ]
-    if groups["front"] and x is not None:
+    if groups["front"] and len(study.objectives) == 2:
         ordered = sorted(groups["front"], key=lambda t: study.front.index(t.number))
         line = _points(study, x, y, ordered, "front", "front line", factors, bars=False)
         series.insert(0, Series(line.name, line.role, line.x, line.y, in_legend=False))
@@ -213,77 +198,6 @@ def _is_wide(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) / min(values) > LOG_FROM
 
 
-_LINE_NAMES = {
-    "trial line": "other complete trials",
-    "front trial line": "front",
-    "reference line": "defaults",
-    "knee line": "knee",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _ParallelAxis:
-    """One vertical axis: the place of each trial on it from 0 to 1, by number."""
-
-    title: str
-    least: str
-    most: str
-    places: Mapping[int, float]
-
-
-def _lines(study: StudyView, trials: Sequence[TrialRecord], role: str, axes: Sequence[_ParallelAxis]) -> Series:
-    """All trials of a role as one series, a gap between two of them."""
-    x: list[float | None] = []
-    y: list[float | None] = []
-    hover: list[str] = []
-    for trial in trials:
-        x += [*map(float, range(len(axes))), None]
-        y += [*(axis.places.get(trial.number) for axis in axes), None]
-        hover += [trial_text(study, trial)] * (len(axes) + 1)
-    numbers = tuple(trial.number for trial in trials for _ in range(len(axes) + 1))
-    return Series(_LINE_NAMES[role], role, tuple(x), tuple(y), hover=tuple(hover), trials=numbers)
-
-
-def _line_role(study: StudyView, trial: TrialRecord) -> str | None:
-    if trial.predicted != study.predicted or trial.state is not TrialState.COMPLETE:
-        return None
-    if trial.number == study.knee:
-        return "knee line"
-    if study.reference is not None and trial.number == study.reference.number:
-        return "reference line"
-    return "front trial line" if trial.number in study.front else "trial line"
-
-
-def _parameter_axes(study: StudyView) -> list[_ParallelAxis]:
-    axes = []
-    for name in dict.fromkeys(name for trial in study.trials for name in trial.params):
-        values = {t.number: t.params[name] for t in study.trials if name in t.params}
-        order = sorted({value_text(v): v for v in values.values()}.values(), key=_sort_key)
-        if len(order) > 1:
-            rank = {value_text(v): i / (len(order) - 1) for i, v in enumerate(order)}
-            places = {number: rank[value_text(v)] for number, v in values.items()}
-            axes.append(_ParallelAxis(name, value_text(order[0]), value_text(order[-1]), places))
-    return axes
-
-
-def _objective_axes(study: StudyView) -> list[_ParallelAxis]:
-    axes = []
-    for objective in study.objectives:
-        values = {t.number: v for t in study.trials if (v := study.values(t).get(objective.name)) is not None}
-        if values:
-            low, high = min(values.values()), max(values.values())
-            places = {number: (v - low) / ((high - low) or 1.0) for number, v in values.items()}
-            ends = quantity(low, objective.unit), quantity(high, objective.unit)
-            axes.append(_ParallelAxis(label(objective.name), *ends, places))
-    return axes
-
-
-def _sort_key(value: Any) -> tuple[int, float, str]:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return (0, float(value), "")
-    return (1, 0.0, value_text(value))
-
-
 def _importance_panel(item: Importance) -> Panel:
     ordered = sorted(item.shares.items(), key=lambda pair: pair[1])
     ticks = {float(i): name for i, (name, _) in enumerate(ordered)}
@@ -318,7 +232,3 @@ def _times(series: Series, factor: float) -> Series:
     """Return the series with its y values in another unit."""
     ends = tuple((low * factor, high * factor) for low, high in series.y_interval)
     return replace(series, y=tuple(None if v is None else v * factor for v in series.y), y_interval=ends)
-
-
-def _title(study: StudyView, text: str) -> str:
-    return f"{text}, predicted" if study.predicted else text

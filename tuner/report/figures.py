@@ -13,10 +13,10 @@ from tuner.report.charts import (
     front_chart,
     hypervolume_chart,
     importance_chart,
-    parameters_chart,
     prompt_length_chart,
 )
 from tuner.report.charts_of_tables import distribution_chart, night_chart
+from tuner.report.parallel import parameters_chart
 from tuner.view import StudyView
 
 
