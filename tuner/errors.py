@@ -41,7 +41,8 @@ class StudyFileError(UsageError):
     def __init__(self, path: str, problems: list[tuple[str, str]]) -> None:
         self.path = path
         self.problems = problems
-        super().__init__("\n".join(f"{path}: {key}: {text}" if key else f"{path}: {text}" for key, text in problems))
+        lines = (f"{path}: {key}: {text}" if key else f"{path}: {text}" for key, text in problems)
+        super().__init__("\n".join("\\n".join(line.splitlines()) for line in lines))
 
 
 class WorkloadError(UsageError):

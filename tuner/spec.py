@@ -119,6 +119,12 @@ class Measure(Section):
         default=0.25, gt=0, description="A trial is void when the client sent 1% of its requests later than this."
     )
 
+    @model_validator(mode="after")
+    def _can_correct(self) -> Self:
+        if self.drift == "correct" and not self.speed_probe:
+            raise ValueError("drift: correct takes the speed probe; set speed_probe: true, or drift: record")
+        return self
+
 
 class Noise(Section):
     """How the noise of the machine is measured beside the trials."""
@@ -201,7 +207,7 @@ class StudySpec(Section):
     constraints: tuple[ConstraintText, ...] = Field(
         default=(), description="Limits on metrics, like `ttft_p99_s <= 20`. Memory is always a constraint."
     )
-    slo: dict[str, float] = Field(
+    slo: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default_factory=dict,
         description="Limits of one request for goodput: ttft_s, tpot_s, e2el_s.",
     )

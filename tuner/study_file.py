@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from objectives import metrics
 from objectives.constraints import Constraint
+from objectives.throughput import SLO_KEYS
 from tuner.errors import StudyFileError
 from tuner.recipes import RECIPES
 from tuner.space import argument_problem, engine_argument_names
 from tuner.spec import StudySpec, is_local_model, resolve_model
+from tuner.study_sentences import Problem, nearest, sentences, shown
 
 MAX_FILE_BYTES = 1_000_000
 MAX_DEPTH = 30
 """More nesting than any study needs, less than would exhaust the parser's stack."""
+_OWN_METRIC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""Module and function, as Python spells them: what is imported never leaves the study file's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +70,40 @@ def parse(document: Any, path: Path) -> StudySpec:
         With a sentence a problem.
     """
     if not isinstance(document, dict):
-        raise StudyFileError(str(path), [("", "is no mapping of keys; `tuner init` writes one to start from")])
+        raise StudyFileError(str(path), [("", "is no mapping of keys; `tuner init` writes a study file to start from")])
     try:
         return StudySpec.model_validate(document)
     except ValidationError as error:
-        raise StudyFileError(str(path), [_sentence(e, document) for e in error.errors()]) from error
+        raise StudyFileError(str(path), sentences(error.errors())) from error
 
 
 def _load_yaml(path: Path) -> Any:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise StudyFileError(str(path), [("", f"cannot be read ({error.strerror})")]) from error
+        raise StudyFileError(str(path), [("", f"cannot be read ({error.strerror}); correct the path")]) from error
     if len(raw) > MAX_FILE_BYTES:
         raise StudyFileError(str(path), [("", f"is larger than {MAX_FILE_BYTES:,} bytes; that is no study file")])
     try:
         text = raw.decode()
-        _check_depth(text)
-        document = yaml.load(text, Loader=_StrictLoader)  # a SafeLoader that refuses doubled keys
     except UnicodeDecodeError as error:
-        raise StudyFileError(str(path), [("", "is not UTF-8 text")]) from error
+        raise StudyFileError(str(path), [("", "is not UTF-8 text; save it as UTF-8")]) from error
+    try:
+        _check_depth(text)
+        return yaml.load(text, Loader=_StrictLoader)  # a SafeLoader that refuses doubled keys
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise StudyFileError(str(path), [("", _yaml_sentence(error))]) from error
-    return document
+        raise StudyFileError(str(path), [("", _yaml_sentence(error, text))]) from error
 
 
-def _yaml_sentence(error: Exception) -> str:
+def _yaml_sentence(error: Exception, text: str) -> str:
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        return f"is not valid YAML at line {line}: the character #x{error.character:04x} may not stand in a text file"
     mark = getattr(error, "problem_mark", None)
     where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-    return f"is not valid YAML{where}: {getattr(error, 'problem', None) or ' '.join(str(error).split())}"
+    problem = getattr(error, "problem", None) or " ".join(str(error).split())
+    hint = "; indent with spaces" if r"'\t'" in problem else ""
+    return f"is not valid YAML{where}: {problem}{hint}"
 
 
 def _check_depth(text: str) -> None:
@@ -126,128 +135,89 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def _sentence(error: Mapping[str, Any], document: Mapping[str, Any]) -> tuple[str, str]:
-    """(dotted key, sentence) for one of pydantic's errors."""
-    location = [str(part) for part in error["loc"] if not _is_branch(part, document)]
-    key = ".".join(location)
-    kind, context = error["type"], error.get("ctx", {})
-    if kind == "extra_forbidden":
-        known = _known_keys(error["loc"][:-1])
-        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
-        return key, "is no key of a study file" + (
-            f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}" if known else ""
-        )
-    if kind == "missing":
-        return key, "is missing"
-    if kind == "value_error":
-        return key, str(context["error"])
-    if kind == "union_tag_not_found":
-        return key, f"needs a kind: {context.get('discriminator', 'kind')} is one of {_tags(error['loc'])}".rstrip()
-    if kind == "union_tag_invalid":
-        near = difflib.get_close_matches(str(context["tag"]), re_tags(context["expected_tags"]), n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"{key}.kind", f"'{context['tag']}' is none of {context['expected_tags']}{hint}"
-    given = f" (it is {json.dumps(error['input'], default=str)[:60]})"
-    return key, str(error["msg"])[0].lower() + str(error["msg"])[1:] + given
+def _argument_problems(spec: StudySpec) -> Iterator[Problem]:
+    known = engine_argument_names()
+    variables = [f"env.{name}" for name in spec.engine.env]
+    named = [(f"engine.args.{n}", n) for n in spec.engine.args] + [(f"space.{n}", n) for n in spec.space]
+    for key, name in [*named, *((f"engine.{v}", v) for v in variables)]:
+        if text := argument_problem(name, known):
+            yield key, text
+    for name in sorted(spec.space.keys() & {*spec.engine.args, *variables}):
+        yield f"space.{name}", "is also fixed under engine; keep one of the two"
 
 
-def re_tags(expected: str) -> list[str]:
-    """Split pydantic's list of tags into words."""
-    return [tag.strip(" '") for tag in expected.split(",")]
+def _name_problems(spec: StudySpec) -> Iterator[Problem]:
+    for index, recipe in enumerate(spec.recipes):
+        if recipe not in RECIPES:
+            near = nearest(recipe, RECIPES)
+            hint = f"did you mean {near}?" if near else f"the recipes are {', '.join(RECIPES)}"
+            yield f"recipes.{index}", f"'{recipe}' is no recipe; {hint}"
+    for key in spec.slo:
+        if key not in SLO_KEYS:
+            near = nearest(key, SLO_KEYS)
+            hint = f"did you mean {near}?" if near else f"they are {', '.join(SLO_KEYS)}"
+            yield f"slo.{key}", f"is no latency of one request; {hint}"
+    for key, name in _metric_names(spec):
+        if text := _metric_problem(name, spec):
+            yield key, text
+    for index, objective in enumerate(spec.objectives):
+        if ":" in objective.metric and objective.direction is None:
+            yield f"objectives.{index}.direction", "is needed for a metric of your own: minimize or maximize"
+    if len({o.metric for o in spec.objectives}) < len(spec.objectives):
+        yield "objectives", "name the same metric twice; keep one of the two"
 
 
-def _tags(_: tuple[Any, ...]) -> str:
-    return "those in docs/study-file.md"
+def _metric_names(spec: StudySpec) -> list[tuple[str, str]]:
+    """Every metric that the study names, with the key that names it."""
+    return [
+        *((f"objectives.{i}", o.metric) for i, o in enumerate(spec.objectives)),
+        *((f"constraints.{i}", Constraint.parse(c).metric) for i, c in enumerate(spec.constraints)),
+    ]
 
 
-_BRANCHES = {
-    "long_documents", "shared_prefix", "sharegpt", "jsonl", "trace", "poisson", "gamma", "constant", "ramp",
-    "closed_loop", "fixed", "list", "shares", "uniform", "lognormal", "choices",
-}  # fmt: skip
-
-
-def _is_branch(part: Any, document: Mapping[str, Any]) -> bool:
-    """Whether a part of pydantic's location is the name of a union's branch rather than a key of the file."""
-    return isinstance(part, str) and part in _BRANCHES and part not in str(document.get("space", "")).split("'")
-
-
-def _known_keys(location: tuple[Any, ...]) -> list[str]:
-    """Keys of the section at a location, followed through the models' fields."""
-    model: Any = StudySpec
-    for part in location:
-        if isinstance(model, type) and issubclass(model, BaseModel) and part in model.model_fields:
-            model = model.model_fields[part].annotation
-        else:
-            model = _branch(model, str(part)) or model
-    if isinstance(model, type) and issubclass(model, BaseModel):
-        return list(model.model_fields)
-    return []
-
-
-def _branch(union: Any, tag: str) -> type[BaseModel] | None:
-    """Find the member of a union whose `kind` is `tag`, or the model that a mapping or tuple holds."""
-    for member in getattr(union, "__args__", ()):
-        if isinstance(member, type) and issubclass(member, BaseModel):
-            kind = member.model_fields.get("kind")
-            if kind is None or tag in getattr(kind.annotation, "__args__", ()):
-                return member
+def _metric_problem(name: str, spec: StudySpec) -> str | None:
+    """Say why trials of this study would not have a metric, or return `None` when they will."""
+    if ":" in name:
+        if _OWN_METRIC.fullmatch(name):
+            return None
+        return f"'{name}' is no metric of your own; write it as module:function, with module.py beside this file"
+    try:
+        metrics.lookup(name)
+    except metrics.UnknownMetricError as error:
+        return str(error) if error.suggestion else f"{error}; `tuner check` lists them"
+    if name == "goodput_requests_per_s" and not spec.slo:
+        return "is counted against limits of one request; give them under slo"
+    if name.endswith(metrics.CORRECTED) and spec.measure.drift != "correct":
+        return f"{name} takes measure.drift: correct; set it, or drop {metrics.CORRECTED}"
     return None
 
 
-def _argument_problems(spec: StudySpec) -> list[tuple[str, str]]:
-    known = engine_argument_names()
-    named = [(f"engine.args.{n}", n) for n in spec.engine.args] + [(f"space.{n}", n) for n in spec.space]
-    problems = [(key, text) for key, name in named if (text := argument_problem(name, known))]
-    both = spec.space.keys() & {*spec.engine.args, *(f"env.{n}" for n in spec.engine.env)}
-    return problems + [(f"space.{n}", "is also fixed under engine; keep one of the two") for n in sorted(both)]
-
-
-def _name_problems(spec: StudySpec) -> list[tuple[str, str]]:
-    problems = []
-    for index, recipe in enumerate(spec.recipes):
-        if recipe not in RECIPES:
-            near = difflib.get_close_matches(recipe, RECIPES, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(RECIPES)}"
-            problems.append((f"recipes.{index}", f"'{recipe}' is no recipe; {hint}"))
-    names = [(f"objectives.{i}", o.metric) for i, o in enumerate(spec.objectives)]
-    names += [(f"constraints.{i}", Constraint.parse(c).metric) for i, c in enumerate(spec.constraints)]
-    for key, name in names:
-        if ":" not in name:
-            try:
-                metrics.lookup(name)
-            except metrics.UnknownMetricError as error:
-                problems.append((key, str(error)))
-    for index, objective in enumerate(spec.objectives):
-        if ":" in objective.metric and objective.direction is None:
-            problems.append(
-                (f"objectives.{index}.direction", "is needed for a metric of your own: minimize or maximize")
-            )
-    if len({o.metric for o in spec.objectives}) < len(spec.objectives):
-        problems.append(("objectives", "name the same metric twice"))
-    return problems
-
-
-def _model_problems(file: StudyFile) -> list[tuple[str, str]]:
+def _model_problems(file: StudyFile) -> Iterator[Problem]:
     if not is_local_model(file.spec.model):
-        return []
-    folder = Path(file.model)
-    if not folder.is_dir():
-        return [("model", f"there is no folder {folder}; correct the path, or give a Hugging Face name like org/name")]
-    if not (folder / "config.json").is_file():
-        return [("model", f"the folder {folder} holds no config.json, so it is no model that vLLM can load")]
-    return []
+        return
+    try:
+        folder = Path(file.model)
+        is_folder, has_config = folder.is_dir(), (folder / "config.json").is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no such home, a loop of links, a null character
+        yield "model", f"cannot be a path ({error}); correct it, or give a Hugging Face name like org/name"
+        return
+    if not is_folder:
+        yield "model", f"there is no folder {folder}; correct the path, or give a Hugging Face name like org/name"
+    elif not has_config:
+        yield "model", f"the folder {folder} holds no config.json, so it is no model that vLLM can load; correct it"
 
 
-def _value_problems(spec: StudySpec) -> list[tuple[str, str]]:
-    """Values that JSON cannot hold (dates, sets, NaN) would not survive the ledger."""
-    problems = []
-    adapter = TypeAdapter(Any)
+def _value_problems(spec: StudySpec) -> Iterator[Problem]:
+    """Find values that JSON cannot hold (dates, NaN, halves of characters, keys of several types).
+
+    They would not survive the ledger, and a configuration that holds one has no key.
+    """
     for key, value in (
         *((f"engine.args.{n}", v) for n, v in spec.engine.args.items()),
         *((f"space.{n}", p.choices) for n, p in spec.space.items() if p.choices is not None),
     ):
         try:
-            json.dumps(adapter.dump_python(value), allow_nan=False)
+            json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=True).encode()
         except (TypeError, ValueError):
-            problems.append((key, "holds a value that is neither number, text, true/false, null, list nor mapping"))
-    return problems
+            allowed = "finite numbers, text (a date in quotes), true/false, null, lists, and mappings of words"
+            yield key, f"holds {shown(value)}; use {allowed} only"
