@@ -23,6 +23,9 @@ from tuner.errors import EngineUnsupportedError
 Value = Any
 """What a parameter may be: anything that YAML can say."""
 
+_STEP_ERROR = 1e-6
+"""Share of a step by which binary fractions may miss it: 0.65 is three steps of 0.05 above 0.5 only nearly."""
+
 
 class Parameter(BaseModel):
     """One searched parameter: a list of choices, or a range. A plain list in the study file means choices."""
@@ -43,7 +46,11 @@ class Parameter(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _list_means_choices(cls, value: Any) -> Any:
-        return {"choices": value} if isinstance(value, list | tuple) else value
+        if isinstance(value, list | tuple):
+            return {"choices": value}
+        if not isinstance(value, dict | Parameter):
+            raise ValueError("give a list of choices, or low and high; what is always the same stands in engine.args")
+        return value
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Self:
@@ -52,15 +59,15 @@ class Parameter(BaseModel):
                 raise ValueError("give either choices or a range (low, high), not both")
             if not self.choices:
                 raise ValueError("the list of choices is empty; give at least one value, or remove the parameter")
-            if len({json.dumps(c, sort_keys=True) for c in self.choices}) < len(self.choices):
-                raise ValueError("a value stands twice in the list of choices")
+            if len({_identity(c) for c in self.choices}) < len(self.choices):
+                raise ValueError("a value stands twice in the list of choices; keep one of the two")
             return self
         if self.low is None or self.high is None:
             raise ValueError("give a list of choices, or low and high")
         if not (math.isfinite(self.low) and math.isfinite(self.high)):
             raise ValueError("low and high must be finite numbers")
         if self.low > self.high:
-            raise ValueError(f"the range is empty: low {self.low:g} is above high {self.high:g}")
+            raise ValueError(f"the range is empty: low {self.low:g} is above high {self.high:g}; swap them")
         if self.log and self.low <= 0:
             raise ValueError("a logarithmic range must start above 0")
         if self.log and self.step:
@@ -91,14 +98,17 @@ class Parameter(BaseModel):
     def contains(self, value: Value) -> bool:
         """Whether the value belongs to this parameter."""
         if self.choices is not None:
-            return any(type(c) is type(value) and c == value for c in self.choices)
+            return any(_identity(c) == _identity(value) for c in self.choices)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         if not (self.low <= value <= self.high):  # type: ignore[operator]  # a range has both, as validated
             return False
         if self.is_int and value != int(value):
             return False
-        return self.step is None or math.isclose((value - self.low) / self.step % 1, 0, abs_tol=1e-9)  # type: ignore[operator]
+        if self.step is None:
+            return True
+        position = (value - self.low) / self.step  # type: ignore[operator]
+        return math.isclose(position, round(position), abs_tol=_STEP_ERROR)
 
     @property
     def cardinality(self) -> float:
@@ -109,7 +119,13 @@ class Parameter(BaseModel):
         assert self.high is not None
         if self.step is None and not self.is_int:
             return math.inf
-        return math.floor((self.high - self.low) / (self.step or 1)) + 1
+        return math.floor((self.high - self.low) / (self.step or 1) + _STEP_ERROR) + 1
+
+
+def _identity(value: Value) -> tuple[str, Value]:
+    """What two choices have in common exactly if they mean the same to vLLM: 1 is 1.0 and not true."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return ("number", value) if is_number else ("other", repr(value))
 
 
 Space = Mapping[str, Parameter]
