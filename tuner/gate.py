@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from objectives.measurement import Failure, FailureKind, Stage
+from objectives.memory import memory_violation
 from tuner.config import EngineConfig
 from tuner.engine.config_check import ConfigChecker, Refused
 from tuner.memory_model import MemoryPrediction
@@ -99,7 +100,7 @@ class Gate:
         failure = _memory_failure(prediction)
         if self._memory == "verify":
             return Admitted(key, effective, prediction, predicted_failure=failure)
-        return NotAdmitted(failure, prediction.violation)
+        return NotAdmitted(failure, memory_violation(failure))
 
     def _too_short(self, args: Mapping[str, Any]) -> NotAdmitted | None:
         length = args.get("max_model_len")

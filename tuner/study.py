@@ -305,7 +305,8 @@ class StudyRun:
             return
         if record.effective_key is not None:
             self._keys.setdefault(record.effective_key, record)
-        if self._reference is None and record.source == "reference" and record.score and not record.score.void:
+        is_reference = record.source == "reference" and record.engine is not None
+        if self._reference is None and is_reference and record.state is not TrialState.VOID:
             self._reference = Reference.of(artifacts.load(self._rooms.folder.trial(record.number)))
 
     def _tell(self, proposal: Proposal, record: TrialRecord) -> None:

@@ -125,7 +125,8 @@ class StudyFolder:
 
     def note_processes(self, processes: list[ProcessIdentity]) -> None:
         """Write down which processes belong to the study, for `end_left_processes` after a crash."""
-        write_json(self.path / "processes.json", [[p.pid, p.create_time] for p in processes])
+        document = {"boot": _boot_id(), "processes": [[p.pid, p.create_time] for p in processes]}
+        write_json(self.path / "processes.json", document)
 
     def end_left_processes(self) -> int:
         """End what an earlier run of this study left behind, by identity, and return how many that were."""
@@ -134,7 +135,10 @@ class StudyFolder:
             noted = json.loads(path.read_text())
         except (FileNotFoundError, ValueError):
             return 0
-        left = [p for p in (ProcessIdentity(int(pid), float(created)) for pid, created in noted) if p.is_alive()]
+        if not isinstance(noted, dict) or noted.get("boot") != _boot_id():
+            return 0
+        known = [ProcessIdentity(int(pid), float(created)) for pid, created in noted["processes"]]
+        left = [p for p in known if p.is_alive()]
         if left:
             end_tree(left, term_s=2.0)
         return len(left)
@@ -164,6 +168,7 @@ def find(study: str, store: Path = STORE) -> Path:
     return file
 
 
-def free_disk_gib(path: Path) -> float:
-    """Free space where the store lies, in GiB."""
-    return psutil.disk_usage(str(path)).free / 2**30
+def _boot_id() -> str:
+    """Identify this start of the machine: identities of processes mean nothing after another."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else str(psutil.boot_time())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import tempfile
 import threading
 import time
 import traceback
@@ -20,10 +21,12 @@ from pathlib import Path
 
 from objectives.measurement import EngineFacts, Measurement, Stage
 from tuner.config import EngineConfig
+from tuner.engine.failures import stage_line
 from tuner.engine.nvml import Device, Nvml, open_nvml
 from tuner.engine.processes import (
     ProcessIdentity,
     ResourceSnapshot,
+    adopt_orphans,
     descendants,
     end_tree,
     prove_clean,
@@ -35,6 +38,7 @@ from tuner.engine.trial import measure
 from tuner.engine.vllm import VllmEngine, start_engine
 from tuner.workload.model import Workload
 
+_STAGES = {"warm": Stage.WARMUP, "run": Stage.RUN}
 PROOF_S = 30.0
 """Engines end within 3 to 5 s; CUDA contexts of killed workers have been seen to take 20."""
 
@@ -53,6 +57,7 @@ class HostIdentity:
 
     process: ProcessIdentity
     devices: tuple[Device, ...]
+    temp_folder: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +79,22 @@ class EngineHost:
     """
 
     def __init__(self, driver: ProcessIdentity, driver_machine: str) -> None:
+        adopt_orphans()
+        self._temp = _own_temp_folder()
         self._engine: VllmEngine | None = None
         self._state = "idle"
         self._log: Path | None = None
         self._before: ResourceSnapshot | None = None
         self._nvml: Nvml | None = open_nvml()
         self._devices = visible_devices(self._nvml, os.environ)
+        self._present_before: frozenset[int] = frozenset()
         resource_tracker.ensure_running()  # a child for the life of this process: there before any snapshot
         if driver_machine == socket.gethostname():
             threading.Thread(target=_end_with, args=(driver,), daemon=True, name="end-with-driver").start()
 
     async def identity(self) -> HostIdentity:
         """Say who this is."""
-        return HostIdentity(ProcessIdentity.of(os.getpid()), self._devices)
+        return HostIdentity(ProcessIdentity.of(os.getpid()), self._devices, self._temp)
 
     async def state(self) -> str:
         """Say in a few words what is being done."""
@@ -99,7 +107,8 @@ class EngineHost:
     async def start(self, config: EngineConfig, log_path: Path | None) -> EngineFacts | Broken:
         """Start an engine; what it prints goes to the log."""
         self._log = log_path
-        self._before = ResourceSnapshot.take(os.getpid(), used_memory(self._nvml, self._devices))
+        self._before = ResourceSnapshot.take(os.getpid(), used_memory(self._nvml, self._devices), self._temp)
+        self._present_before = frozenset(p.pid for p in foreign_processes(self._nvml, self._devices))
         self._state = "start engine"
         with _output_to(log_path):
             try:
@@ -128,11 +137,14 @@ class EngineHost:
                 return Broken(Stage.RUN, traceback.format_exc())
 
     def _note(self, state: str) -> None:
+        """Keep what is being done, and write it into the engine's log where it says how far the engine had come."""
         self._state = state
+        if stage := _STAGES.get(state.split(" ")[0]):
+            print(stage_line(stage), flush=True)  # noqa: T201  # into the engine's log, which the classifier reads
 
     def _foreign_processes(self) -> int:
         own = {os.getpid(), *(p.pid for p in descendants(os.getpid()))}
-        return len(foreign_processes(self._nvml, self._devices, own))
+        return len(foreign_processes(self._nvml, self._devices, own, present_before=self._present_before))
 
     async def stop(self, budget_s: float) -> StopReport:
         """Stop the engine if there is one and prove that its processes, shared memory and device memory are gone."""
@@ -164,9 +176,19 @@ def _end_with(driver: ProcessIdentity) -> None:
     os._exit(1)
 
 
+def _own_temp_folder() -> Path:
+    """Give this process a temporary folder that nobody else writes to, so that what an engine leaves is seen."""
+    folder = Path(tempfile.mkdtemp(prefix="tuner-"))
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = str(folder)
+    return folder
+
+
 @contextmanager
 def _output_to(path: Path | None) -> Iterator[None]:
     """Send what this process and its children print to a file: whole, never through a pipe that could fill up."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
     kept = os.dup(1), os.dup(2)
     target = os.open(path or os.devnull, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from objectives.measurement import EngineFacts, Failure, FailureKind, Measurement, Stage
 from tuner.config import EngineConfig
-from tuner.engine.failures import classify
+from tuner.engine.failures import classify, watchdog_line
 from tuner.engine.host import Broken, EngineHost, HostIdentity, StopReport
 from tuner.engine.processes import ProcessIdentity, descendants, end_tree, wait_for_end
 from tuner.engine.protocol import MeasurePlan, Progress
@@ -87,7 +88,7 @@ class RayTrialEngine:
             outcome = self._start_and_measure(config, workload, plan, progress)
         except _OutOfTimeError as error:
             self._recycle()
-            return Failure(FailureKind.HUNG, _stage_of(str(error)), str(error))
+            return classify(f"{_tail(plan.log_path)}\n{error}")
         except _ActorLostError as error:
             self._recycle()
             return self._classified(plan.log_path, Broken(Stage.RUN, str(error)))
@@ -133,11 +134,7 @@ class RayTrialEngine:
 
     def _classified(self, log_path: Path | None, broken: Broken) -> Failure:
         """Find the cause in the engine's log and in what its process raised."""
-        text = _tail(log_path) + "\n" + broken.error_text
-        failure = classify(text)
-        if broken.stage is Stage.RUN and failure.stage is Stage.CONFIG:
-            return dataclasses.replace(failure, stage=Stage.RUN)
-        return failure
+        return classify(f"{_tail(log_path)}\n{broken.error_text}")
 
     def _call(
         self,
@@ -166,7 +163,7 @@ class RayTrialEngine:
             except RayTaskError as error:
                 raise _ActorLostError(f"the engine's actor failed: {error}") from error
             if time.monotonic() > deadline_s:
-                raise _OutOfTimeError(f"{what} did not end within its budget of {budget_s:g} s")
+                raise _OutOfTimeError(watchdog_line(what, budget_s))
             if follow and progress is not None:
                 self._pass_on_state(progress)
             else:
@@ -232,6 +229,8 @@ class RayTrialEngine:
             ray.kill(self._actor, no_restart=True)
         wait_for_end(self._family, RAY_ENDS_S)
         end_tree(self._family, term_s=1.0)
+        if self._identity is not None:
+            shutil.rmtree(self._identity.temp_folder, ignore_errors=True)  # on another machine there is nothing here
         self._actor = None
         self._identity = None
         self._family = []
@@ -284,10 +283,6 @@ def _preflight(num_gpus: int, accelerator_type: str | None) -> None:
             f"Ray sees no accelerator of type {accelerator_type} (resources.accelerator_type); it sees "
             f"{', '.join(types) or 'none'}"
         )
-
-
-def _stage_of(what: str) -> Stage:
-    return Stage.RUN if what.startswith("run") else Stage.CONFIG
 
 
 def _tail(path: Path | None) -> str:

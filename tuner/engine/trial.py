@@ -95,6 +95,7 @@ async def measure(
     loads: list[LoadResult] = []
     strangers = foreign_processes()
     with sampler() as samples:
+        progress(f"run 0/{len(workload.requests)}")
         for repeat in range(plan.repeats):
             await engine.forget_prefixes()
             engine.steps.take(0.0, 0)
