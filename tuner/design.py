@@ -35,8 +35,6 @@ def value_at(parameter: Parameter, position: float) -> Value:
     if parameter.log:
         value = math.exp(math.log(low) + position * (math.log(high) - math.log(low)))
         return min(int(high), max(int(low), round(value))) if parameter.is_int else value
-    step = parameter.step or (1 if parameter.is_int else None)
-    if step is None:
+    if math.isinf(parameter.cardinality):
         return low + position * (high - low)
-    value = low + step * int(position * parameter.cardinality)
-    return int(value) if parameter.is_int else value
+    return parameter.at_step(int(position * parameter.cardinality))

@@ -1,8 +1,8 @@
 """What is tried next: Optuna behind ask and tell.
 
 The only module that imports Optuna. It translates between the study's space and Optuna's distributions (ordered choices
-become whole numbers, true categories stay categories), tells objectives as logarithms, and tells a configuration that
-could not run as a finite violation with the median of what is known in place of its values.
+and steps of a range become whole numbers, true categories stay categories), tells objectives as logarithms, and tells a
+configuration that could not run as a finite violation with the median of what is known in place of its values.
 """
 
 from __future__ import annotations
@@ -108,6 +108,11 @@ class Proposer:
         """Queue a further measurement of the configuration of trial `repeats`; nothing of it is told to the sampler."""
         attributes = {"source": source, "changes": json.dumps(dict(changes)), "in_space": False, "repeats": repeats}
         self._study.enqueue_trial({}, user_attrs=attributes)
+
+    def enqueue_again(self, number: int) -> None:
+        """Queue the configuration of a trial that nothing could be learned from once more."""
+        trial = self._study.get_trials(deepcopy=False)[number]
+        self._study.enqueue_trial(trial.params, user_attrs=dict(trial.user_attrs))
 
     def has_queued(self) -> bool:
         """Whether something is queued that was not proposed yet."""
@@ -237,23 +242,28 @@ def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution
         return CategoricalDistribution([json.dumps(c, sort_keys=True) for c in parameter.choices])
     assert parameter.low is not None
     assert parameter.high is not None
+    if parameter.step is not None:
+        return IntDistribution(0, int(parameter.cardinality) - 1)
     if parameter.is_int:
-        step = int(parameter.step or 1)
-        return IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log, step=step)
-    return FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+        return IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
+    return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
 
 
 def _encode(parameter: Parameter, value: Value) -> Any:
     """Turn a value of the space into Optuna's."""
+    if parameter.step is not None:
+        return parameter.step_of(value)
     if parameter.choices is None:
         return int(value) if parameter.is_int else float(value)
     if parameter.is_ordered:
         return parameter.ordered_choices.index(value)
-    return json.dumps(value, sort_keys=True)
+    return json.dumps(parameter.as_choice(value), sort_keys=True)
 
 
 def _decode(parameter: Parameter, value: Any) -> Value:
     """Turn Optuna's value into one of the space."""
+    if parameter.step is not None:
+        return parameter.at_step(value)
     if parameter.choices is None:
         return value
     return parameter.ordered_choices[value] if parameter.is_ordered else json.loads(value)

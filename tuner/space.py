@@ -25,6 +25,8 @@ Value = Any
 
 _STEP_ERROR = 1e-6
 """Share of a step by which binary fractions may miss it: 0.65 is three steps of 0.05 above 0.5 only nearly."""
+_STEP_DIGITS = 12
+"""Decimals that a stepped value keeps: 0.7, not 0.7000000000000001."""
 
 
 class Parameter(BaseModel):
@@ -107,8 +109,21 @@ class Parameter(BaseModel):
             return False
         if self.step is None:
             return True
-        position = (value - self.low) / self.step  # type: ignore[operator]
-        return math.isclose(position, round(position), abs_tol=_STEP_ERROR)
+        return math.isclose(self.at_step(self.step_of(value)), value, abs_tol=_STEP_ERROR * self.step)
+
+    def at_step(self, index: int) -> int | float:
+        """Value of a range `index` steps above its start, free of what binary fractions add to it."""
+        assert self.low is not None
+        value = self.low + (self.step or 1) * index
+        return int(value) if self.is_int else round(value, _STEP_DIGITS)
+
+    def step_of(self, value: Value) -> int:
+        """Steps that the value of a range lies above its start."""
+        return round((value - self.low) / (self.step or 1))
+
+    def as_choice(self, value: Value) -> Value:
+        """Return the choice that means the same as `value`, which need not be spelt the same: 1 for 1.0."""
+        return next(c for c in self.choices or () if _identity(c) == _identity(value))
 
     @property
     def cardinality(self) -> float:
@@ -156,6 +171,7 @@ def engine_argument_names() -> frozenset[str]:
         if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")
         for statement in node.body
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        if not statement.target.id.startswith("_")
     )
 
 
