@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from objectives.measurement import EngineFacts, Failure, SpeedProbe
 from objectives.score import Score
@@ -143,7 +143,10 @@ class StudyNote:
 
 
 LedgerLine = Annotated[StudyHeader | TrialLine | Verification | StudyNote, Field(discriminator="kind")]
-_LINE: TypeAdapter[StudyHeader | TrialLine | Verification | StudyNote] = TypeAdapter(LedgerLine)
+_LINE: TypeAdapter[StudyHeader | TrialLine | Verification | StudyNote] = TypeAdapter(
+    LedgerLine, config=ConfigDict(ser_json_inf_nan="constants")
+)
+"""An infinity is written as such: as `null`, which is the default, the line could not be read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,30 +187,31 @@ class Ledger:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._cut_torn_line()
+            is_new = not self.path.exists()
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                os.write(descriptor, data)
+                _write_whole(descriptor, data)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+            if is_new:
+                _sync_folder(self.path.parent)
         except OSError as error:
             raise StoreError(
                 f"{self.path}: the ledger cannot be written ({error.strerror}); free or mend it"
             ) from error
 
     def _cut_torn_line(self) -> None:
-        """Remove what a crash left of a last line without its end, so that the next line does not join it."""
+        """Remove what a crash left of a last line, so that the next line does not join it or stand behind it."""
         if not self.path.exists():
             return
-        with self.path.open("rb+") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size == 0:
-                return
-            file.seek(size - 1)
-            if file.read(1) == b"\n":
-                return
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
+        whole = self.path.read_bytes()
+        kept = whole[: whole.rfind(b"\n") + 1]
+        last = kept[kept.rfind(b"\n", 0, -1) + 1 :]
+        if last.strip() and not _is_readable(last):  # its end reached the disk and its middle did not
+            kept = kept[: -len(last)]
+        if len(kept) < len(whole):
+            os.truncate(self.path, len(kept))
 
     def lines(self) -> Iterator[StudyHeader | TrialLine | Verification | StudyNote]:
         """Every whole line, in order.
@@ -254,3 +258,26 @@ class Ledger:
                 case StudyNote():
                     notes.append(line)
         return History(header, tuple(trials[n] for n in sorted(trials)), tuple(verifications), tuple(notes))
+
+
+def _is_readable(line: bytes) -> bool:
+    try:
+        _LINE.validate_json(line)
+    except ValidationError:
+        return False
+    return True
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    """Write all of it; a file system that is nearly full takes a part first, and refuses only the next."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the name of a new file in this folder durable, as `fsync` makes its content."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

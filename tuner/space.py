@@ -117,8 +117,9 @@ class Parameter(BaseModel):
         value = self.low + (self.step or 1) * index
         return int(value) if self.is_int else round(value, _STEP_DIGITS)
 
-    def step_of(self, value: Value) -> int:
+    def step_of(self, value: float) -> int:
         """Steps that the value of a range lies above its start."""
+        assert self.low is not None
         return round((value - self.low) / (self.step or 1))
 
     def as_choice(self, value: Value) -> Value:
