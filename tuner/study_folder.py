@@ -153,10 +153,10 @@ def find(study: str, store: Path = STORE) -> Path:
         When it is neither.
     """
     path = Path(study)
-    if path.is_file():
+    if _is_file(path):
         return path
     if path.suffix in (".yaml", ".yml") or "/" in study:
-        raise StudyFileError(study, [("", "there is no such file")])
+        raise StudyFileError(study, [("", "there is no such file; correct the path, or name a study that was run")])
     origin = StudyFolder.of(study, store).origin
     if not origin.exists():
         known = sorted(p.parent.name for p in (store / "studies").glob("*/origin.json"))
@@ -166,6 +166,13 @@ def find(study: str, store: Path = STORE) -> Path:
     if not file.is_file():
         raise StudyFileError(str(file), [("", f"the file of study {study} is gone; give its new path")])
     return file
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # longer than any path can be
+        return False
 
 
 def _boot_id() -> str:
