@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import tempfile
 import threading
@@ -160,7 +161,10 @@ class EngineHost:
                 children = [p for p in descendants(os.getpid()) if p not in self._before.processes]
                 await asyncio.to_thread(end_tree, children)
                 await asyncio.to_thread(remove_left_segments, self._before)
+                _empty(self._temp)
                 left = await asyncio.to_thread(prove_clean, self._before, self._used_memory, PROOF_S)
+            for what in left:
+                print(f"tuner: {what}", flush=True)  # noqa: T201  # into the engine's log
         self._state = "idle"
         return StopReport(time.monotonic() - started_s, tuple(left))
 
@@ -182,6 +186,15 @@ def _own_temp_folder() -> Path:
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = str(folder)
     return folder
+
+
+def _empty(folder: Path) -> None:
+    """Remove what an engine left in a folder of ours, such as the socket files of its queues."""
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -125,6 +125,7 @@ class RayTrialEngine:
             return outcome
         assert isinstance(report, StopReport)
         if report.left:
+            progress(f"end the engine's process: {report.left[0]}")
             self._recycle()
             self._left = report.left
         if isinstance(outcome, Measurement):
