@@ -20,7 +20,7 @@ install: $(STAMP)
 $(STAMP): requirements/cpu.txt pyproject.toml scripts/finish_install.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || (echo "Python 3.11 or newer is needed: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements/cpu.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --requirement requirements/cpu.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(BIN)/python scripts/finish_install.py
 	touch $(STAMP)

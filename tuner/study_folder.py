@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from tuner.artifacts import write_json
-from tuner.engine.processes import ProcessIdentity, end_tree
+from tuner.engine.processes import ProcessIdentity, end_tree, remove_left_segments, shared_memory
 from tuner.errors import StoreError, StudyBusyError, StudyFileError
 from tuner.ledger import Ledger
 
@@ -125,8 +125,13 @@ class StudyFolder:
 
     def note_processes(self, processes: list[ProcessIdentity]) -> None:
         """Write down which processes belong to the study, for `end_left_processes` after a crash."""
-        document = {"boot": _boot_id(), "processes": [[p.pid, p.create_time] for p in processes]}
-        write_json(self.path / "processes.json", document)
+        path = self.path / "processes.json"
+        if processes:
+            before = json.loads(path.read_text())["shared_memory"] if path.exists() else sorted(shared_memory())
+            known = [[p.pid, p.create_time] for p in processes]
+            write_json(path, {"boot": _boot_id(), "processes": known, "shared_memory": before})
+        else:
+            path.unlink(missing_ok=True)
 
     def end_left_processes(self) -> int:
         """End what an earlier run of this study left behind, by identity, and return how many that were."""
@@ -141,6 +146,8 @@ class StudyFolder:
         left = [p for p in known if p.is_alive()]
         if left:
             end_tree(left, term_s=2.0)
+        remove_left_segments(frozenset(noted["shared_memory"]))
+        path.unlink()
         return len(left)
 
 

@@ -160,7 +160,7 @@ class EngineHost:
             if self._before is not None:
                 children = [p for p in descendants(os.getpid()) if p not in self._before.processes]
                 await asyncio.to_thread(end_tree, children)
-                await asyncio.to_thread(remove_left_segments, self._before)
+                await asyncio.to_thread(remove_left_segments, self._before.shared_memory)
                 _empty(self._temp)
                 left = await asyncio.to_thread(prove_clean, self._before, self._used_memory, PROOF_S)
             for what in left:

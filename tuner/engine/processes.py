@@ -235,7 +235,7 @@ class ResourceSnapshot:
         return cls(
             pid=pid,
             processes=processes,
-            shared_memory=_segments(),
+            shared_memory=shared_memory(),
             device_memory_gib=dict(device_memory_gib),
             ports=_listening_ports({pid, *(p.pid for p in processes)}),
             temp_files=frozenset(p.name for p in temp_dir.iterdir()) if temp_dir is not None else frozenset(),
@@ -304,13 +304,13 @@ def _without_strangers(before: ResourceSnapshot, after: ResourceSnapshot) -> Res
     return replace(after, shared_memory=after.shared_memory - (strangers - before.shared_memory))
 
 
-def remove_left_segments(before: ResourceSnapshot) -> tuple[str, ...]:
+def remove_left_segments(before: frozenset[str]) -> tuple[str, ...]:
     """Remove the segments of `multiprocessing.shared_memory` that a dead engine left, and return their names.
 
-    Only what appeared since `before` and no process uses any more: an engine that fails while it starts leaves those of
+    Only what was not there `before` and no process uses any more: an engine that fails while it starts leaves those of
     its queues.
     """
-    new = {name for name in _segments() - before.shared_memory if name.startswith(PYTHON_SEGMENT)}
+    new = {name for name in shared_memory() - before if name.startswith(PYTHON_SEGMENT)}
     left = new - {name for pid in psutil.pids() for name in _used_segments(pid)} if new else set()
     for name in left:
         with contextlib.suppress(FileNotFoundError):
@@ -320,7 +320,7 @@ def remove_left_segments(before: ResourceSnapshot) -> tuple[str, ...]:
     return tuple(sorted(left))
 
 
-def _segments() -> frozenset[str]:
+def shared_memory() -> frozenset[str]:
     """Names in /dev/shm that belong to our user; empty on a machine without it."""
     names: set[str] = set()
     with contextlib.suppress(FileNotFoundError):

@@ -20,7 +20,14 @@ from objectives.measurement import EngineFacts, Failure, FailureKind, Measuremen
 from tuner.config import EngineConfig
 from tuner.engine.failures import classify, watchdog_line
 from tuner.engine.host import Broken, EngineHost, HostIdentity, StopReport
-from tuner.engine.processes import ProcessIdentity, descendants, end_tree, wait_for_end
+from tuner.engine.processes import (
+    ProcessIdentity,
+    ResourceSnapshot,
+    descendants,
+    end_tree,
+    remove_left_segments,
+    wait_for_end,
+)
 from tuner.engine.protocol import MeasurePlan, Progress
 from tuner.errors import PreflightError
 from tuner.workload.model import Workload
@@ -71,6 +78,7 @@ class RayTrialEngine:
         self._actor_env: Mapping[str, str] = {}
         self._identity: HostIdentity | None = None
         self._family: list[ProcessIdentity] = []
+        self._before: ResourceSnapshot | None = None
         self._left: tuple[str, ...] = ()
         _connect(address)
         _preflight(num_gpus, accelerator_type)
@@ -198,6 +206,7 @@ class RayTrialEngine:
         if env:
             options["runtime_env"] = {"env_vars": dict(env)}
         driver = ProcessIdentity.of(os.getpid())
+        self._before = ResourceSnapshot.take(driver.pid, {})
         self._actor = ray.remote(EngineHost).options(**options).remote(driver, socket.gethostname())
         self._actor_env = dict(env)
         identity = self._call("identity", budget_s=ACTOR_START_S, what="start actor")
@@ -230,6 +239,8 @@ class RayTrialEngine:
             ray.kill(self._actor, no_restart=True)
         wait_for_end(self._family, RAY_ENDS_S)
         end_tree(self._family, term_s=1.0)
+        if self._before is not None:
+            remove_left_segments(self._before.shared_memory)
         if self._identity is not None:
             shutil.rmtree(self._identity.temp_folder, ignore_errors=True)  # on another machine there is nothing here
         self._actor = None

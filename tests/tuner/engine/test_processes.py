@@ -336,7 +336,7 @@ def test_only_pythons_segments_that_nobody_uses_are_removed(start: Start) -> Non
         opened[0].write(b"x")
         opened[0].close()
         opened[2].close()
-        print(*remove_left_segments(before), flush=True)
+        print(*remove_left_segments(before.shared_memory), flush=True)
         """
     )
     removed = first_line(process)

@@ -23,9 +23,23 @@ from tuner.engine.twin.memory import KvPool, MemoryOracle, exact_pool, known_poo
 from tuner.engine.twin.play import Prepared, VirtualRun
 from tuner.engine.twin.shape import ModelShape, kv_dtype_bytes, model_shape, read_model_config
 from tuner.engine.twin.steptime import Coefficients, KernelChoice, StepCost, StepLoad
-from tuner.engine.twin.vllm_scheduler import Resolved, VirtualScheduler, limit_model_len, resolve
+from tuner.engine.twin.vllm_scheduler import SCHEDULER_ARGS, Resolved, VirtualScheduler, limit_model_len, resolve
 from tuner.errors import UsageError
 from tuner.workload.model import Workload
+
+PREDICTED_ARGS = frozenset(SCHEDULER_ARGS) | {
+    "dtype",
+    "enforce_eager",
+    "env.VLLM_CPU_KVCACHE_SPACE",
+    "gpu_memory_utilization",
+    "kv_cache_dtype",
+    "kv_cache_memory_bytes",
+    "max_cudagraph_capture_size",
+    "num_gpu_blocks_override",
+    "quantization",
+    "tensor_parallel_size",
+}
+"""Arguments whose effect on time or memory is predicted; any other leaves the twin's figures as they are."""
 
 _PROBE_TOKENS = 512
 _CAPTURE_LIMIT_TOKENS = 512

@@ -27,7 +27,7 @@ from tuner.errors import EngineUnsupportedError
 
 TRIED_VERSIONS = ("0.32.0",)
 
-_PASSED_ARGS = (
+SCHEDULER_ARGS = (
     "max_model_len",
     "max_num_seqs",
     "max_num_active_seqs",
@@ -137,7 +137,10 @@ def resolve(args: Mapping[str, Any], model: Path, device: DeviceSpec) -> Resolve
         unknown = sorted(set(args) - known)
         if unknown:
             return _refused(f"vLLM {version} has no engine argument {unknown[0]!r}.")
-        chosen = {**_device_defaults(device), **{k: v for k, v in args.items() if k in _PASSED_ARGS and v is not None}}
+        chosen = {
+            **_device_defaults(device),
+            **{k: v for k, v in args.items() if k in SCHEDULER_ARGS and v is not None},
+        }
         try:
             config = EngineArgs(
                 model=str(model),
