@@ -6,6 +6,9 @@ import math
 
 from tuner.space import Parameter, Space, Value
 
+_DECIMALS = 10
+"""Steps add up to 0.8999999999999999 where a person writes 0.9."""
+
 
 def design_points(space: Space, count: int, seed: int) -> list[dict[str, Value]]:
     """Return the first points of a scrambled Sobol sequence over a space; more of them begin with the same ones.

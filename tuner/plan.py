@@ -1,0 +1,366 @@
+"""`tuner plan`: what a study will bring, before its night and on any machine. Everything here is predicted.
+
+The share of the space that fits (the gate's memory model), the front and what matters for it (the twin), and the hours
+that the budget comes to. Figures go to `mlruns/plans/STUDY/`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from tuner.config import EngineConfig
+from tuner.display import duration, front_table
+from tuner.forecast import Candidate, Forecast, Forecaster, Forecasts, SpaceShare, samples, share_of_space
+from tuner.gate import Gate
+from tuner.judge import objectives_of, user_metrics
+from tuner.ledger import History, StudyHeader, TrialState
+from tuner.opening import (
+    Machine,
+    base_config,
+    build_workload,
+    make_twin,
+    memory_predictor,
+    planned_machine,
+)
+from tuner.recipes import RECIPES, Skipped, applicable
+from tuner.report.charts import front_chart, importance_chart
+from tuner.report.figures import write_charts
+from tuner.report.importance import Importance, importances
+from tuner.report.parallel import parameters_chart
+from tuner.study_file import StudyFile, read
+from tuner.study_folder import STORE, StudyFolder, find
+from tuner.study_hours import (
+    STOP,
+    WARMUP_PROBES,
+    Assumed,
+    Hours,
+    TrialTime,
+    hours,
+    measured_time,
+    spread,
+    start_time,
+)
+from tuner.view import StudyView, front_document, view
+from tuner.workload.model import Request, Workload
+
+SAMPLES = 256
+"""Points of the space that the gate is asked about: a share is then known to about three points in a hundred."""
+TWIN_LIMIT_S = 60.0
+"""What the twin may take for its predictions, its first one excepted."""
+ROW_APART = 0.05
+"""A row of the table differs from the one above by this share in some objective; the JSON document has every row."""
+WARMUP_OUTPUT_TOKENS = 4
+PROBE_TOKENS = 33
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a study will bring.
+
+    Parameters
+    ----------
+    predicted_trials:
+        Configurations that the twin played: the reference, the recipes, and points of the space.
+    twin_s:
+        What that took.
+    skipped:
+        Recipe -> why it cannot be tried.
+    """
+
+    file: StudyFile
+    machine: Machine
+    workload: Workload
+    space: SpaceShare
+    study: StudyView
+    importance: Sequence[Importance]
+    hours: Hours
+    predicted_trials: int
+    twin_s: float
+    unpredictable: dict[str, int]
+    skipped: dict[str, str]
+    figures: tuple[Path, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the document of `tuner plan --json`; every number in it is predicted."""
+        front = front_document(self.study)
+        return {
+            "study": self.file.spec.study,
+            "predicted": True,
+            "device": {
+                "name": self.machine.name,
+                "count": max(1, self.file.spec.resources.num_gpus),
+                "total_gib": round(self.machine.total_gib, 2),
+            },
+            "vllm_version": self.machine.vllm_version,
+            "space": {
+                "samples": self.space.samples,
+                "fits_share": round(self.space.fits, 4),
+                "uncertain_share": round(self.space.uncertain / self.space.samples, 4),
+                "refused_share": round(self.space.refused / self.space.samples, 4),
+                "refused_by_kind": dict(self.space.reasons),
+            },
+            "front": {
+                "trials": [trial for trial in front["trials"] if trial["pareto"]],
+                "reference": front["reference"],
+                "objectives": front["objectives"],
+                "hypervolume": front["hypervolume"],
+            },
+            "recipes": [t for t in front["trials"] if t["source"].startswith("recipe:")],
+            "skipped_recipes": self.skipped,
+            "importance": [
+                {"target": i.target, "explained": round(i.explained, 3), "trials": i.trials}
+                | {"shares": {name: round(share, 4) for name, share in i.shares.items()}}
+                for i in self.importance
+            ],
+            "time": self.hours.document(),
+            "twin": {
+                "not_modelled": self.not_modelled,
+                "trials": self.predicted_trials,
+                "seconds": round(self.twin_s, 1),
+                "calibrated": False,
+                "unpredictable": self.unpredictable,
+            },
+            "figures": [str(path) for path in self.figures],
+        }
+
+    def renderables(self) -> list[Table | Text]:
+        """Return it as tables and lines for rich."""
+        return [
+            _space_table(self.space),
+            front_table(
+                _thinned(self.study), f"{self.file.spec.study}: predicted front beside the predicted reference"
+            ),
+            _importance_table(self.importance, self.file.spec.space, self.not_modelled),
+            _hours_table(self.hours),
+            Text("\n".join(self._lines())),
+        ]
+
+    @property
+    def not_modelled(self) -> list[str]:
+        """Searched parameters of which the twin knows no effect: only the study can show it."""
+        from tuner.engine.twin.engine import PREDICTED_ARGS
+
+        return [name for name in self.file.spec.space if name not in PREDICTED_ARGS]
+
+    def _lines(self) -> list[str]:
+        count = max(1, self.file.spec.resources.num_gpus)
+        lines = [
+            f"predicted for {count} × {self.machine.name} ({self.machine.total_gib:.1f} GiB each) with vLLM "
+            f"{self.machine.vllm_version}: {self.predicted_trials} configurations on the twin in {self.twin_s:.0f} s. "
+            "The twin is not calibrated for this device: trust the order of its configurations more than its figures."
+        ]
+        states = {t.source.removeprefix("recipe:"): t for t in self.study.trials if t.source.startswith("recipe:")}
+        lines += [
+            f"recipe {name} is predicted not to run: {trial.failure.message}"
+            for name, trial in states.items()
+            if trial.failure is not None
+        ]
+        lines += [f"recipe {name} is skipped: {reason}" for name, reason in self.skipped.items()]
+        lines += [f"not predicted ({number}): {reason}" for reason, number in self.unpredictable.items()]
+        return lines + [f"figure {path}" for path in self.figures]
+
+
+def plan(study: str, say: Say, *, limit_s: float = TWIN_LIMIT_S, store: Path = STORE) -> Plan:
+    """Predict what a study will bring; starts no engine and needs no GPU.
+
+    Parameters
+    ----------
+    say:
+        Told what is being done.
+    limit_s:
+        Seconds for the twin's predictions after its first.
+    store:
+        Folder of the store; figures go to `plans/STUDY/` in it.
+
+    Raises
+    ------
+    TunerError
+        When the study file is wrong, or the model's `config.json` or the device is not known here.
+    """
+    file = read(find(study, store))
+    machine, device = planned_machine(file)
+    history = StudyFolder.of(file.spec.study, store).ledger.history()
+    memory = memory_predictor(file, machine, lambda: history)
+    twin = make_twin(file, device, memory)
+    workload = build_workload(file, store, download=False).workload
+    base = base_config(file)
+    gate = Gate(None, memory, longest_tokens=workload.longest_tokens, memory="refuse")
+    say(f"memory: asking about {SAMPLES} points of the space on {machine.name}")
+    space = share_of_space(file, gate, base, SAMPLES)
+    candidates, skipped = _candidates(file, workload)
+    forecaster = Forecaster(file, workload, base, gate, twin, user_metrics(file))
+    say(f"twin: predicting the reference, {len(candidates) - 1 - SAMPLES} recipes and the space for {limit_s:.0f} s")
+    began_s = time.monotonic()
+    forecasts = forecaster.forecast(candidates, limit_s)
+    twin_s = time.monotonic() - began_s
+    shown = view(_history(file, workload, machine, forecasts), objectives_of(file))
+    taken = _trial_time(file, history, machine, forecaster, forecasts.trials)
+    say("figures: drawing")
+    return Plan(
+        file=file,
+        machine=machine,
+        workload=workload,
+        space=space,
+        study=shown,
+        importance=tuple(importances(shown)),
+        hours=hours(file.spec, taken),
+        predicted_trials=sum(f.workload_s is not None for f in forecasts.trials),
+        twin_s=twin_s,
+        unpredictable=dict(forecasts.unpredictable),
+        skipped=skipped,
+        figures=_draw(shown, store / "plans" / file.spec.study),
+    )
+
+
+def _candidates(file: StudyFile, workload: Workload) -> tuple[list[Candidate], dict[str, str]]:
+    """Return what the study will begin with and points of its space, and the recipes that it skips."""
+    found, skipped = [Candidate("reference", {})], {}
+    for name in file.spec.recipes or RECIPES:
+        changes = applicable(
+            name,
+            fixed=file.spec.engine.args,
+            longest_tokens=workload.longest_tokens,
+            num_gpus=file.spec.resources.num_gpus,
+        )
+        if isinstance(changes, Skipped):
+            skipped[name] = changes.reason
+        else:
+            found.append(Candidate(f"recipe:{name}", changes))
+    return [*found, *samples(file, SAMPLES)], skipped
+
+
+def _history(file: StudyFile, workload: Workload, machine: Machine, forecasts: Forecasts) -> History:
+    from tuner import __version__
+
+    header = StudyHeader(
+        study=file.spec.study,
+        spec_hash=file.spec.identity(),
+        workload_fingerprint=workload.fingerprint(),
+        workload_name=workload.name,
+        vllm_version=machine.vllm_version,
+        tuner_version=__version__,
+        created_at=0.0,
+    )
+    return History(header, tuple(f.record for f in forecasts.trials), (), ())
+
+
+def _trial_time(
+    file: StudyFile, history: History, machine: Machine, forecaster: Forecaster, trials: Sequence[Forecast]
+) -> TrialTime:
+    """Return what one trial takes: measured where the study has begun, else put together from predictions."""
+    if (measured := measured_time(history)) is not None:
+        return measured
+    played = [f for f in trials if f.workload_s is not None]
+    if file.spec.engine.backend == "twin":
+        nothing = Assumed(0, 0, 0)
+        return TrialTime(
+            nothing, 0.0, spread([f.twin_s for f in played]), 0.0, nothing, "time that the twin itself takes"
+        )
+    weights = [f.weights_gib for f in played if f.weights_gib is not None]
+    warmup_s, probe_s = _warmup(forecaster, played[0].record.config) if played else (0.0, 0.0)
+    return TrialTime(
+        start_time(
+            weights_gib=max(weights, default=0.0),
+            on_cpu=machine.device == "cpu",
+            eager=bool(file.spec.engine.args.get("enforce_eager")),
+        ),
+        warmup_s,
+        spread([f.workload_s for f in played if f.workload_s is not None]),
+        probe_s if file.spec.measure.speed_probe else 0.0,
+        STOP,
+        "workload, warm-up and probe predicted on the twin; start and stop as published start-up logs show them",
+    )
+
+
+def _warmup(forecaster: Forecaster, config: EngineConfig) -> tuple[float, float]:
+    """Predicted seconds of the warm-up (the longest prompt, then probes) and of one probe."""
+    longest = max(forecaster.workload.requests, key=lambda r: r.prompt_tokens)
+    ids = longest.prompt_token_ids
+    once = Request(0.0, ids, min(longest.output_tokens, WARMUP_OUTPUT_TOKENS))
+    # A probe is as long as 512 prompt tokens allow, or the longest prompt where that is shorter.
+    probe = Request(0.0, ids[:512], PROBE_TOKENS)
+    longest_s, probe_s = (
+        forecaster.duration_s(config, Workload("warm-up", (request,), forecaster.workload.vocabulary, 0))
+        for request in (once, probe)
+    )
+    return longest_s + WARMUP_PROBES * probe_s, probe_s
+
+
+def _draw(study: StudyView, into: Path) -> tuple[Path, ...]:
+    """Write the figures and return their files."""
+    if not any(t.state is TrialState.COMPLETE for t in study.trials):
+        return ()
+    charts = [front_chart(study), importance_chart(study), parameters_chart(study)]
+    drawn = write_charts([c for c in charts if c.panels], into)
+    return tuple(into / f"{d.chart.name}.{ending}" for d in drawn for ending in ("png", "html"))
+
+
+# On screen ----------------------------------------------------------------------------------------------------------
+
+
+def _thinned(study: StudyView) -> StudyView:
+    """Leave out members of the front that hardly differ from the one before; its ends and its knee stay."""
+    kept: list[int] = []
+    for number in study.front:
+        values = study.results[number].values
+        last = study.results[kept[-1]].values if kept else None
+        apart = last is None or any(
+            abs(values[o.name] - last[o.name]) > ROW_APART * abs(last[o.name]) for o in study.objectives
+        )
+        if apart or number in (study.knee, study.front[-1]):
+            kept.append(number)
+    return replace(study, front=tuple(kept))
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    return table
+
+
+def _space_table(space: SpaceShare) -> Table:
+    table = _table(f"predicted memory of {space.samples} points of the space", "outcome", "share")
+    table.add_row("fits, also where the memory model errs", f"{space.fits:.0%}")
+    table.add_row("on the edge: an engine has to show it", f"{space.uncertain / space.samples:.0%}")
+    for kind, number in space.reasons.items():
+        table.add_row(f"refused without an engine: {kind}", f"{number / space.samples:.0%}")
+    return table
+
+
+def _importance_table(found: Sequence[Importance], names: Iterable[str], not_modelled: Sequence[str]) -> Table:
+    columns = [f"predicted {i.target} (R² {i.explained:.2f})" for i in found]
+    title = "what matters most, predicted: error of a model without the parameter, as a share of the variance"
+    table = _table(title, "parameter", *columns)
+    for name in sorted(names, key=lambda n: -sum(i.shares.get(n, 0.0) for i in found)):
+        if name in not_modelled:
+            table.add_row(name, *("not modelled" for _ in found))
+        else:
+            table.add_row(name, *(f"{i.shares[name]:.2f}" if name in i.shares else "–" for i in found))
+    return table
+
+
+def _hours_table(found: Hours) -> Table:
+    trial = found.trial
+    table = _table("predicted time", "part", "predicted", "between")
+    for name, part in (("start of an engine", trial.start_s), ("workload", trial.workload_s), ("stop", trial.stop_s)):
+        if part.value:
+            table.add_row(name, duration(part.value), f"{duration(part.low)} and {duration(part.high)}")
+    if trial.warmup_s:
+        table.add_row("warm-up and probes", duration(trial.warmup_s + trial.probe_s), "")
+    total = trial.total_s
+    table.add_row("one trial", duration(total.value), f"{duration(total.low)} and {duration(total.high)}")
+    low, high = found.hours_interval
+    what = f"{found.candidates} trials and {found.repeats} repeats of the reference, ended by the budget's "
+    table.add_row(what + found.ended_by, f"{found.hours:.1f} h", f"{low:.1f} and {high:.1f} h")
+    table.caption = trial.basis
+    return table
