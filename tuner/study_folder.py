@@ -140,7 +140,7 @@ class StudyFolder:
             noted = json.loads(path.read_text())
         except (FileNotFoundError, ValueError):
             return 0
-        if not isinstance(noted, dict) or noted.get("boot") != _boot_id():
+        if not isinstance(noted, dict) or noted.get("boot") != _boot_id() or "shared_memory" not in noted:
             return 0
         known = [ProcessIdentity(int(pid), float(created)) for pid, created in noted["processes"]]
         left = [p for p in known if p.is_alive()]
