@@ -126,29 +126,39 @@ class StudyFolder:
     def note_processes(self, processes: list[ProcessIdentity]) -> None:
         """Write down which processes belong to the study, for `end_left_processes` after a crash."""
         path = self.path / "processes.json"
-        if processes:
-            before = json.loads(path.read_text())["shared_memory"] if path.exists() else sorted(shared_memory())
-            known = [[p.pid, p.create_time] for p in processes]
-            write_json(path, {"boot": _boot_id(), "processes": known, "shared_memory": before})
-        else:
+        noted = _read_processes(path)
+        before = noted[1] if noted is not None else shared_memory()
+        if not processes:
             path.unlink(missing_ok=True)
+            return
+        known = [[p.pid, p.create_time] for p in processes]
+        write_json(path, {"boot": _boot_id(), "processes": known, "shared_memory": sorted(before)})
 
     def end_left_processes(self) -> int:
         """End what an earlier run of this study left behind, by identity, and return how many that were."""
         path = self.path / "processes.json"
-        try:
-            noted = json.loads(path.read_text())
-        except (FileNotFoundError, ValueError):
+        noted = _read_processes(path)
+        path.unlink(missing_ok=True)
+        if noted is None:
             return 0
-        if not isinstance(noted, dict) or noted.get("boot") != _boot_id() or "shared_memory" not in noted:
-            return 0
-        known = [ProcessIdentity(int(pid), float(created)) for pid, created in noted["processes"]]
+        known, segments_before = noted
         left = [p for p in known if p.is_alive()]
         if left:
             end_tree(left, term_s=2.0)
-        remove_left_segments(frozenset(noted["shared_memory"]))
-        path.unlink()
+        remove_left_segments(segments_before)
         return len(left)
+
+
+def _read_processes(path: Path) -> tuple[list[ProcessIdentity], frozenset[str]] | None:
+    """Read what `note_processes` wrote; `None` when there is nothing, or nothing that means anything any more."""
+    try:
+        noted = json.loads(path.read_text())
+        if noted["boot"] != _boot_id():
+            return None
+        known = [ProcessIdentity(int(pid), float(created)) for pid, created in noted["processes"]]
+        return known, frozenset(noted["shared_memory"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
 
 
 def find(study: str, store: Path = STORE) -> Path:
