@@ -7,6 +7,7 @@ workload's arrivals, or of what a measurement is worth.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -285,7 +286,9 @@ def effective_args(args: Any, vllm_config: VllmConfig) -> dict[str, Any]:
             value = next((v for s in sections if (v := getattr(s, name, None)) is not None), None)
         if value is None or isinstance(value, bool | int | float | str):
             values[field.name] = value
-    return dict(sorted(values.items()))
+    # vLLM's enumerations are text, too; through JSON they lose their type, and no reader needs vLLM to unpickle them.
+    plain: dict[str, Any] = json.loads(json.dumps(values, sort_keys=True))
+    return plain
 
 
 _SECTIONS = ("model_config", "cache_config", "scheduler_config", "parallel_config")
