@@ -16,6 +16,7 @@ from objectives.measurement import Failure, FailureKind, Stage
 from objectives.memory import memory_violation
 from tuner.config import EngineConfig
 from tuner.engine.config_check import ConfigChecker, Refused
+from tuner.errors import UsageError
 from tuner.memory_model import MemoryPrediction
 
 ForMemory = Callable[[EngineConfig], MemoryPrediction | None]
@@ -94,13 +95,22 @@ class Gate:
         if refusal := self._too_short(effective or config.args):
             return refusal
         key = effective_key(config, effective)
-        prediction = self._predict(config) if self._memory != "off" else None
+        prediction = self._prediction(config)
         if prediction is None or prediction.violation_interval[0] <= 0:
             return Admitted(key, effective, prediction)
         failure = _memory_failure(prediction)
         if self._memory == "verify":
             return Admitted(key, effective, prediction, predicted_failure=failure)
         return NotAdmitted(failure, memory_violation(failure))
+
+    def _prediction(self, config: EngineConfig) -> MemoryPrediction | None:
+        """Predict the memory; what the model of it cannot read is no reason to refuse what vLLM takes."""
+        if self._memory == "off":
+            return None
+        try:
+            return self._predict(config)
+        except UsageError:
+            return None
 
     def _too_short(self, args: Mapping[str, Any]) -> NotAdmitted | None:
         length = args.get("max_model_len")
@@ -121,6 +131,8 @@ def effective_key(config: EngineConfig, effective_args: Mapping[str, Any]) -> st
 
 def _memory_failure(prediction: MemoryPrediction) -> Failure:
     """Say in one line what does not fit, with the figures and what would."""
+    if prediction.kv_tokens >= prediction.kv_tokens_needed:
+        return _device_failure(prediction)
     needed_gib = prediction.kv_tokens_needed * prediction.kv_bytes_per_token / 2**30
     return Failure(
         FailureKind.OOM_KV_CACHE if prediction.budget_gib > prediction.weights_gib else FailureKind.OOM_WEIGHTS,
@@ -131,4 +143,18 @@ def _memory_failure(prediction: MemoryPrediction) -> Failure:
         needed_gib=needed_gib,
         available_gib=max(0.0, prediction.kv_gib),
         fitting_tokens=prediction.longest_fitting_tokens,
+    )
+
+
+def _device_failure(prediction: MemoryPrediction) -> Failure:
+    """The KV cache is large enough, but what is allocated after it finds no room on the device."""
+    total_gib = prediction.total_gib
+    needed_gib = total_gib * (1 + prediction.violation)
+    return Failure(
+        FailureKind.OOM_GRAPH_CAPTURE,
+        Stage.GATE,
+        f"predicted not to fit: with graphs and temporary memory beside its KV cache the engine needs "
+        f"{needed_gib:.2f} GiB of the device's {total_gib:.2f} GiB; lower gpu_memory_utilization or the batch",
+        needed_gib=needed_gib,
+        available_gib=total_gib,
     )

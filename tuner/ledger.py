@@ -165,8 +165,10 @@ class History:
 
     @property
     def reference(self) -> TrialRecord | None:
-        """The latest finished record of vLLM's defaults as first measured, if there is one."""
-        return next((t for t in self.finished if t.source == "reference"), None)
+        """The first record of vLLM's defaults that may be compared with, else the latest that is finished, if any."""
+        found = [t for t in self.finished if t.source == "reference"]
+        good = (t for t in found if t.state in (TrialState.COMPLETE, TrialState.INFEASIBLE))
+        return next(good, found[-1] if found else None)
 
 
 class Ledger:

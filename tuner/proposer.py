@@ -110,9 +110,11 @@ class Proposer:
         self._study.enqueue_trial({}, user_attrs=attributes)
 
     def enqueue_again(self, number: int) -> None:
-        """Queue the configuration of a trial that nothing could be learned from once more."""
-        trial = self._study.get_trials(deepcopy=False)[number]
-        self._study.enqueue_trial(trial.params, user_attrs=dict(trial.user_attrs))
+        """Queue the configuration of a trial that nothing could be learned from once more, if it is not queued yet."""
+        trials = self._study.get_trials(deepcopy=False)
+        attributes = dict(trials[number].user_attrs)
+        if not any(t.state.name == "WAITING" and t.user_attrs == attributes for t in trials):
+            self._study.enqueue_trial(trials[number].params, user_attrs=attributes)
 
     def has_queued(self) -> bool:
         """Whether something is queued that was not proposed yet."""

@@ -24,7 +24,7 @@ from tuner.errors import StudyStoppedError
 from tuner.gate import Admitted, Gate, NotAdmitted
 from tuner.judge import judge
 from tuner.ledger import Attempt, History, Ledger, StudyNote, TrialLine, TrialRecord, TrialState
-from tuner.pace import Pace
+from tuner.pace import FIRST_GUESS_S, TWIN_GUESS_S, Pace
 from tuner.proposer import Proposal, Proposer
 from tuner.study_file import StudyFile
 from tuner.study_folder import StudyFolder
@@ -35,6 +35,8 @@ MACHINE_FAILURES_IN_A_ROW = 3
 """So many failures of the machine without one success between them stop the study: it would only fail on."""
 ATTEMPTS = 2
 """A void or machine-failed trial is tried once more."""
+REFERENCE_TRIALS = 3
+"""So many trials of one run may go into the reference, with which everything is compared, before it is done without."""
 REFUSALS_IN_A_ROW = 200
 """So many proposals in a row that needed no engine mean that nothing is left to try."""
 NOT_A_CANDIDATE = frozenset({"sentinel", "confirm"})
@@ -98,6 +100,7 @@ class StudyRun:
         self._machine_failures = 0
         self._keys: dict[str, TrialRecord] = {}
         self._reference: Reference | None = None
+        self._reference_trials = 1
         for record in self._history.finished:
             self._remember(record)
 
@@ -126,25 +129,40 @@ class StudyRun:
     # What comes next ------------------------------------------------------------------------------------------------
 
     def _catch_up(self) -> None:
-        """Tell Optuna what the ledger knows and it does not, and queue the first trials of a new study."""
+        """Tell Optuna what the ledger knows and it does not, and queue again what an operator asked for and lost."""
         proposer = self._rooms.proposer
         proposer.close_unnamed()
         finished = {t.number: t for t in self._history.finished if not _is_open(t)}
         for proposal in proposer.open_trials():
             if proposal.number in finished:
                 self._tell(proposal, finished[proposal.number])
+        recipes = {t.source: t for t in finished.values() if t.source.startswith("recipe:")}
+        for record in recipes.values():
+            if record.state is TrialState.FAILED:
+                proposer.enqueue_again(record.number)
 
     def _next(self) -> Proposal:
         open_trials = self._rooms.proposer.open_trials()
         if open_trials:
             return open_trials[0]
-        self._queue_sentinel()
+        if not self._rooms.proposer.has_queued():
+            self._queue_reference_again()
+            self._queue_sentinel()
         return self._rooms.proposer.ask()
+
+    def _queue_reference_again(self) -> None:
+        """Queue the reference once more where the machine failed it or its measurement is void."""
+        reference = self._history.reference
+        if reference is None or reference.state not in (TrialState.FAILED, TrialState.VOID):
+            return
+        if self._reference_trials < REFERENCE_TRIALS:
+            self._reference_trials += 1
+            self._rooms.proposer.enqueue_again(reference.number)
 
     def _queue_sentinel(self) -> None:
         """Queue a further measurement of the reference: first for the noise floor, later to see the machine drift."""
         noise, reference = self._rooms.file.spec.noise, self._history.reference
-        if reference is None or reference.state is not TrialState.COMPLETE or self._rooms.proposer.has_queued():
+        if reference is None or reference.state is not TrialState.COMPLETE:
             return
         repeats = [t for t in self._history.finished if t.source == "sentinel"]
         since = _candidates_since(self._history, repeats[-1].number if repeats else reference.number)
@@ -160,16 +178,20 @@ class StudyRun:
         if self._trials is not None and done >= self._trials and not self._rooms.proposer.open_trials():
             return Ending("budget", f"{done} of {self._trials} trials are done")
         if self._deadline is not None:
-            pace = Pace.of(self._history)
+            pace = self._pace()
             now = time.time()
             if now + pace.trial_s > self._deadline:
                 left = max(0.0, self._deadline - now)
                 return Ending("deadline", f"a trial takes about {pace.trial_s:.0f} s, {left:.0f} s are left")
         return None
 
+    def _pace(self) -> Pace:
+        is_twin = self._rooms.file.spec.engine.backend == "twin"
+        return Pace.of(self._history, TWIN_GUESS_S if is_twin else FIRST_GUESS_S)
+
     def _ends_at(self) -> float | None:
         """When the study is expected to end, in Unix seconds."""
-        pace = Pace.of(self._history)
+        pace = self._pace()
         by_trials = None
         if self._trials is not None:
             by_trials = time.time() + pace.trial_s * max(0, self._trials - candidates(self._history))
@@ -182,8 +204,7 @@ class StudyRun:
         """Run one proposal to its record; return whether an engine was needed."""
         config = self._rooms.base.with_args(proposal.changes)
         verdict = self._rooms.gate.check(config)
-        known = self._keys.get(verdict.key) if isinstance(verdict, Admitted) and proposal.repeats is None else None
-        if known is not None:
+        if (known := self._known(proposal, verdict)) is not None:
             self._tell(proposal, known)
             return False
         record = TrialRecord(
@@ -213,6 +234,12 @@ class StudyRun:
         self._finish(proposal, finished)
         self._learn_about_gate(verdict, finished)
         return True
+
+    def _known(self, proposal: Proposal, verdict: Admitted | NotAdmitted) -> TrialRecord | None:
+        """Find the trial that already showed what this proposal would; what is measured again on purpose has none."""
+        if isinstance(verdict, NotAdmitted) or proposal.repeats is not None or proposal.source == "reference":
+            return None
+        return self._keys.get(verdict.key)
 
     def _params(self, proposal: Proposal, verdict: Admitted | NotAdmitted) -> dict[str, object]:
         """Values of the searched parameters, vLLM's own for those that the trial does not set."""
@@ -269,8 +296,6 @@ class StudyRun:
         rooms = self._rooms
         score = judge(rooms.file, outcome, rooms.workload, self._reference, rooms.user_metrics)
         state = TrialState.VOID if score.void else TrialState.COMPLETE if score.feasible else TrialState.INFEASIBLE
-        if record.source == "reference" and state is not TrialState.VOID and self._reference is None:
-            self._reference = Reference.of(outcome)
         return dataclasses.replace(
             _ended(record, state, score=score),
             engine=outcome.engine,
@@ -303,8 +328,9 @@ class StudyRun:
         """Know a configuration, so that it is not run again; failures of the machine say nothing about it."""
         if record.state is TrialState.FAILED or record.repeats is not None:
             return
-        if record.effective_key is not None:
-            self._keys.setdefault(record.effective_key, record)
+        key = record.effective_key
+        if key is not None and (key not in self._keys or self._keys[key].state is TrialState.VOID):
+            self._keys[key] = record
         is_reference = record.source == "reference" and record.engine is not None
         if self._reference is None and is_reference and record.state is not TrialState.VOID:
             self._reference = Reference.of(artifacts.load(self._rooms.folder.trial(record.number)))
