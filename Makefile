@@ -40,7 +40,7 @@ types:
 	$(BIN)/mypy
 
 fast:
-	$(BIN)/pytest -q -m "not end_to_end and not browser" --ignore=tests/end_to_end
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile -m "not end_to_end and not browser" --ignore=tests/end_to_end
 
 end-to-end:
 	$(BIN)/pytest -q tests/end_to_end
