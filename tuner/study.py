@@ -28,7 +28,7 @@ from tuner.pace import FIRST_GUESS_S, TWIN_GUESS_S, Pace
 from tuner.proposer import Proposal, Proposer
 from tuner.study_file import StudyFile
 from tuner.study_folder import StudyFolder
-from tuner.view import Objective
+from tuner.view import Objective, view
 from tuner.workload.model import Workload
 
 MACHINE_FAILURES_IN_A_ROW = 3
@@ -123,8 +123,20 @@ class StudyRun:
                     "exhausted", f"the last {refusals} proposals were known or refused: nothing is left to try"
                 )
                 break
+        self._confirm()
         self._note(ending.code, ending.text)
         return ending
+
+    def _confirm(self) -> None:
+        """Measure the front again, so that the luck of a winner does not decide; as far as time allows."""
+        for round_number in range(self._rooms.file.spec.confirm.rounds):
+            for number in view(self._history, self._rooms.objectives).front:
+                done = sum(t.source == "confirm" and t.repeats == number for t in self._history.finished)
+                if done > round_number or not self._has_time():
+                    continue
+                record = next(t for t in self._history.trials if t.number == number)
+                self._rooms.proposer.enqueue_repeat("confirm", self._changes(record), number)
+                self._trial(self._next())
 
     # What comes next ------------------------------------------------------------------------------------------------
 
@@ -177,13 +189,14 @@ class StudyRun:
         done = candidates(self._history)
         if self._trials is not None and done >= self._trials and not self._rooms.proposer.open_trials():
             return Ending("budget", f"{done} of {self._trials} trials are done")
-        if self._deadline is not None:
-            pace = self._pace()
-            now = time.time()
-            if now + pace.trial_s > self._deadline:
-                left = max(0.0, self._deadline - now)
-                return Ending("deadline", f"a trial takes about {pace.trial_s:.0f} s, {left:.0f} s are left")
+        if self._deadline is not None and not self._has_time():
+            left = max(0.0, self._deadline - time.time())
+            return Ending("deadline", f"a trial takes about {self._pace().trial_s:.0f} s, {left:.0f} s are left")
         return None
+
+    def _has_time(self) -> bool:
+        """Whether another trial would end before the deadline."""
+        return self._deadline is None or time.time() + self._pace().trial_s <= self._deadline
 
     def _pace(self) -> Pace:
         is_twin = self._rooms.file.spec.engine.backend == "twin"
