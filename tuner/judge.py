@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import hashlib
+import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 from objectives.constraints import Constraint
 from objectives.measurement import Measurement
@@ -34,33 +36,52 @@ def objectives_of(file: StudyFile) -> tuple[Objective, ...]:
 
 
 def user_metrics(file: StudyFile) -> dict[str, UserMetric]:
-    """Import the metrics that a study names as `module:function`, from the study file's own folder only.
+    """Load the metrics that a study names as `module:function`, from the study file's own folder only.
 
     Raises
     ------
     StudyFileError
-        When a module or function is not there.
+        When a module or function is not there, or the module cannot be imported.
     """
-    names = [o.metric for o in file.spec.objectives if ":" in o.metric]
-    names += [m for c in file.spec.constraints if ":" in (m := Constraint.parse(c).metric)]
-    return {name: _load(file, name) for name in dict.fromkeys(names)}
+    spec = file.spec
+    named = [(f"objectives.{i}", o.metric) for i, o in enumerate(spec.objectives)]
+    named += [(f"constraints.{i}", Constraint.parse(c).metric) for i, c in enumerate(spec.constraints)]
+    return {name: _load(file, key, name) for key, name in named if ":" in name}
 
 
-def _load(file: StudyFile, name: str) -> UserMetric:
+def _load(file: StudyFile, key: str, name: str) -> UserMetric:
     module_name, _, function_name = name.partition(":")
-    path = file.folder / Path(*module_name.split(".")).with_suffix(".py")
+    path = file.folder.joinpath(*module_name.split(".")).with_suffix(".py")
     if not path.is_file():
-        raise StudyFileError(str(file.path), [("objectives", f"{name}: there is no {path} beside the study file")])
-    folder = str(file.folder)
-    sys.path.insert(0, folder)
+        raise StudyFileError(str(file.path), [(key, f"{name}: there is no {path}; put it beside the study file")])
     try:
-        function = getattr(importlib.import_module(module_name), function_name, None)
-    finally:
-        sys.path.remove(folder)
-    if not callable(function):
-        raise StudyFileError(str(file.path), [("objectives", f"{name}: {path} has no function {function_name}")])
-    metric: UserMetric = function
+        found = getattr(_module(path, file.folder), function_name, None)
+    except Exception as error:  # the operator's code may raise anything while it is imported
+        text = f"{name}: {path} cannot be imported ({type(error).__name__}: {error}); mend it"
+        raise StudyFileError(str(file.path), [(key, text)]) from error
+    if not callable(found):
+        raise StudyFileError(str(file.path), [(key, f"{name}: {path} has no function {function_name}; correct it")])
+    metric: UserMetric = found
     return metric
+
+
+def _module(path: Path, folder: Path) -> ModuleType:
+    """Import a file under a name of its own, so that no installed module of the same name can stand in for it.
+
+    While it is imported it finds modules beside the study file.
+    """
+    name = f"_study_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(folder))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(folder))
+    return module
 
 
 def judge(

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from tuner.engine.twin.devices import DeviceSpec
     from tuner.engine.twin.engine import TwinEngine
 
+RATIO_UNITS = frozenset({"s", "tokens/s"})
+"""Units of objectives that are never 0, so that the sampler can be told their logarithm."""
 TRACKING_CLOSE_S = 90.0
 """What the study waits at its end for MLflow to have everything."""
 
@@ -259,10 +261,11 @@ def opened(file: StudyFile, listener: Listener, *, fresh: bool, store: Path = ST
             stack.enter_context(folder.locked())
         if left := folder.end_left_processes():
             listener.noted(f"ended {left} processes that an earlier run left behind")
-        folder.remember_origin(file.path)
+        metrics = user_metrics(file)
         built = build_workload(file, store)
         machine = machine_of(file)
         begin(file, folder, built.workload, machine)
+        folder.remember_origin(file.path)
         ledger = folder.ledger
         memory = memory_predictor(file, machine, ledger.history)
         checker = None
@@ -279,9 +282,9 @@ def opened(file: StudyFile, listener: Listener, *, fresh: bool, store: Path = ST
             file.spec.space,
             file.spec.search,
             constraints=[str(Constraint.parse(text)) for text in file.spec.constraints],
-            objectives=[(bool(o.unit), 1 if o.direction == "minimize" else -1) for o in objectives],
+            objectives=[(o.unit in RATIO_UNITS, 1 if o.direction == "minimize" else -1) for o in objectives],
         )
-        if proposer.is_new:
+        if not first_sources(file) <= proposer.sources():
             queue_first_trials(file, proposer, built.workload, listener, defaults(file, checker))
         engine = make_engine(file, folder, memory)
         stack.callback(engine.close)
@@ -293,7 +296,7 @@ def opened(file: StudyFile, listener: Listener, *, fresh: bool, store: Path = ST
             workload=built.workload,
             base=base_config(file),
             objectives=objectives,
-            user_metrics=user_metrics(file),
+            user_metrics=metrics,
             proposer=proposer,
             gate=gate,
             engine=engine,
@@ -377,11 +380,21 @@ def defaults(file: StudyFile, checker: ConfigChecker | None) -> dict[str, Any]:
     return {name: answer.effective_args.get(name) for name in file.spec.space}
 
 
+def first_sources(file: StudyFile) -> set[str]:
+    """Sources of the trials that a study begins with."""
+    return {"reference", *(f"recipe:{name}" for name in file.spec.recipes)}
+
+
 def queue_first_trials(
     file: StudyFile, proposer: Proposer, workload: Workload, listener: Listener, place: dict[str, Any]
 ) -> None:
-    """Queue vLLM's defaults as the reference, then the recipes that can hold the workload."""
-    proposer.enqueue("reference", {}, place)
+    """Queue vLLM's defaults as the reference, then the recipes that can hold the workload, each if it is not there.
+
+    Something is there in a study that was killed while it began, or whose recipes were added later.
+    """
+    known = proposer.sources()
+    if "reference" not in known:
+        proposer.enqueue("reference", {}, place)
     for name in file.spec.recipes:
         changes = applicable(
             name,
@@ -391,5 +404,5 @@ def queue_first_trials(
         )
         if isinstance(changes, Skipped):
             listener.noted(f"recipe {name} is skipped: {changes.reason}")
-            continue
-        proposer.enqueue(f"recipe:{name}", changes, place)
+        elif f"recipe:{name}" not in known:
+            proposer.enqueue(f"recipe:{name}", changes, place)

@@ -197,10 +197,9 @@ class Proposer:
             if trial.state.name == "RUNNING" and "source" not in trial.user_attrs:
                 self.tell_unusable(trial.number)
 
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing was ever queued or asked."""
-        return not self._study.get_trials(deepcopy=False)
+    def sources(self) -> set[str]:
+        """Who proposed the trials so far, the queued ones included."""
+        return {t.user_attrs.get("source", "") for t in self._study.get_trials(deepcopy=False)}
 
 
 def _proposal(trial: optuna.Trial | optuna.trial.FrozenTrial) -> Proposal:
