@@ -91,7 +91,7 @@ class EngineHost:
         self._present_before: frozenset[int] = frozenset()
         resource_tracker.ensure_running()  # a child for the life of this process: there before any snapshot
         if driver_machine == socket.gethostname():
-            threading.Thread(target=_end_with, args=(driver,), daemon=True, name="end-with-driver").start()
+            threading.Thread(target=_end_with, args=(driver, self._temp), daemon=True, name="end-with-driver").start()
 
     async def identity(self) -> HostIdentity:
         """Say who this is."""
@@ -172,11 +172,12 @@ class EngineHost:
         return used_memory(self._nvml, self._devices)
 
 
-def _end_with(driver: ProcessIdentity) -> None:
+def _end_with(driver: ProcessIdentity, temp_folder: Path) -> None:
     """End this process and everything below it once the driver is gone: an engine nobody waits for must not run on."""
     while driver.is_alive():
         time.sleep(1.0)
     end_tree(descendants(os.getpid()), term_s=2.0)
+    shutil.rmtree(temp_folder, ignore_errors=True)
     os._exit(1)
 
 
