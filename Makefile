@@ -45,5 +45,8 @@ fast:
 end-to-end:
 	$(BIN)/pytest -q tests/end_to_end
 
+docs:
+	$(BIN)/python scripts/document_study_file.py
+
 clean:
 	rm -rf $(VENV) $(MODEL)

@@ -54,7 +54,7 @@ class Resources(Section):
 
     num_gpus: int = Field(default=0, ge=0, description="GPUs of one engine; 0 runs on the CPU.")
     accelerator_type: str | None = Field(
-        default=None, description="Only run where Ray sees this accelerator, such as `A6000` (Ray's names)."
+        default=None, description="Only run where Ray sees this accelerator, such as `RTX-A6000` (Ray's names)."
     )
 
 
