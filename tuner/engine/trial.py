@@ -174,14 +174,32 @@ class _Probes:
         self._count += 1
         request = self.request(self._prompt_tokens, PROBE_OUTPUT_TOKENS)
         started_s = time.monotonic()
-        times = await _drain(self._engine, request, f"{self._id_prefix}-{self._count}")
-        gaps = [b - a for a, b in itertools.pairwise(times)]
-        return SpeedProbe(prefill_s=times[0] - started_s, decode_step_s=statistics.median(gaps))
+        arrivals = await _drain(self._engine, request, f"{self._id_prefix}-{self._count}")
+        return SpeedProbe(arrivals[0][0] - started_s, _decode_step_s(arrivals, started_s))
 
 
-async def _drain(engine: RunningEngine, request: Request, request_id: str) -> list[float]:
-    """Run one request alone and return the arrival of each of its tokens on the monotonic clock."""
-    times: list[float] = []
+def _decode_step_s(arrivals: list[tuple[float, int]], started_s: float) -> float:
+    """Median time per token after the first delta; tokens that came together share the time since the one before.
+
+    An engine that sends the whole answer at once tells nothing of its steps, so that its prefill counts among them.
+    """
+    steps = [(b - a) / count for (a, _), (b, count) in itertools.pairwise(arrivals) for _ in range(count)]
+    return statistics.median(steps) if steps else (arrivals[0][0] - started_s) / arrivals[0][1]
+
+
+async def _drain(engine: RunningEngine, request: Request, request_id: str) -> list[tuple[float, int]]:
+    """Run one request alone and return the arrival of each of its deltas on the monotonic clock, with its tokens.
+
+    Raises
+    ------
+    RuntimeError
+        When the answer is not whole: an engine that cannot serve one request alone is not measured.
+    """
+    arrivals: list[tuple[float, int]] = []
     async for delta in engine.generate(request, request_id):
-        times += [time.monotonic()] * delta.token_count
-    return times
+        if delta.token_count:
+            arrivals.append((time.monotonic(), delta.token_count))
+    tokens = sum(count for _, count in arrivals)
+    if tokens != request.output_tokens:
+        raise RuntimeError(f"{tokens} of {request.output_tokens} tokens arrived for a request that was alone")
+    return arrivals
