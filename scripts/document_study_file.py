@@ -79,7 +79,8 @@ space:                                   # what may be changed
   gpu_memory_utilization: {low: 0.8, high: 0.96, step: 0.02}
   enable_prefix_caching: [true, false]
   kv_cache_dtype: [auto, fp8]
-  env.VLLM_ATTENTION_BACKEND: [FLASH_ATTN, FLASHINFER]
+  attention_backend: [FLASH_ATTN, FLASHINFER]
+  env.VLLM_KV_CACHE_LAYOUT: [NHD, HND]
 
 recipes: [long-context, document-summary]
 
