@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 
@@ -17,6 +18,7 @@ def engine_defaults() -> dict[str, Any]:
     ImportError
         When vLLM is not installed.
     """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # what vLLM says of this machine at import is no news here
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     defaults: dict[str, Any] = {}
