@@ -65,6 +65,8 @@ class Gate:
         Prompt plus output of the workload's longest request.
     memory:
         `refuse`, `verify` (admit what would be refused, saying so, until the model was proven once) or `off`.
+    num_gpus:
+        GPUs of one engine; 0 on the CPU, where ranks need none.
     """
 
     def __init__(
@@ -74,11 +76,13 @@ class Gate:
         *,
         longest_tokens: int,
         memory: Literal["refuse", "verify", "off"],
+        num_gpus: int = 0,
     ) -> None:
         self._checker = checker
         self._predict = predict
         self._longest_tokens = longest_tokens
         self._memory = memory
+        self._num_gpus = num_gpus
 
     def proven(self, *, right: bool) -> None:
         """Say what a start showed of a configuration that the memory model would have refused."""
@@ -86,6 +90,8 @@ class Gate:
 
     def check(self, config: EngineConfig) -> Admitted | NotAdmitted:
         """Judge one configuration."""
+        if refusal := self._too_many_ranks(config.args):
+            return refusal
         effective: Mapping[str, Any] = {}
         if self._checker is not None:
             answer = self._checker.check(config)
@@ -111,6 +117,13 @@ class Gate:
             return self._predict(config)
         except UsageError:
             return None
+
+    def _too_many_ranks(self, args: Mapping[str, Any]) -> NotAdmitted | None:
+        ranks = int(args.get("tensor_parallel_size") or 1) * int(args.get("pipeline_parallel_size") or 1)
+        if not self._num_gpus or ranks <= self._num_gpus:
+            return None
+        message = f"tensor_parallel_size × pipeline_parallel_size = {ranks} needs more than the {self._num_gpus} GPUs"
+        return NotAdmitted(Failure(FailureKind.INVALID_CONFIG, Stage.GATE, message), ranks / self._num_gpus - 1)
 
     def _too_short(self, args: Mapping[str, Any]) -> NotAdmitted | None:
         length = args.get("max_model_len")

@@ -273,7 +273,11 @@ def opened(file: StudyFile, listener: Listener, *, fresh: bool, store: Path = ST
             checker = ConfigChecker(folder.path / "config-check.log")
             stack.callback(checker.close)
         gate = Gate(
-            checker, memory, longest_tokens=built.workload.longest_tokens, memory=_gate_mode(file, ledger.history())
+            checker,
+            memory,
+            longest_tokens=built.workload.longest_tokens,
+            memory=_gate_mode(file, ledger.history()),
+            num_gpus=file.spec.resources.num_gpus,
         )
         objectives = objectives_of(file)
         proposer = Proposer(

@@ -174,3 +174,14 @@ def test_what_the_memory_model_cannot_read_is_no_reason_to_refuse_what_vllm_take
         raise UsageError("engine arguments: a value has a form that vLLM does not take")
 
     assert admitted(gate(predict=unreadable).check(config())).memory is None
+
+
+def test_more_ranks_than_gpus_are_refused_before_vllm_is_asked() -> None:
+    four = Gate(None, lambda _: None, longest_tokens=512, memory="off", num_gpus=4)
+
+    verdict = four.check(EngineConfig({"tensor_parallel_size": 4, "pipeline_parallel_size": 2}))
+
+    assert isinstance(verdict, NotAdmitted)
+    assert verdict.failure.kind is FailureKind.INVALID_CONFIG
+    assert verdict.violation == 1.0
+    assert isinstance(four.check(EngineConfig({"tensor_parallel_size": 4})), Admitted)
