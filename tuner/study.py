@@ -16,6 +16,7 @@ from typing import Protocol
 from objectives.measurement import Failure, FailureKind, Measurement, Stage
 from objectives.memory import memory_violation
 from objectives.score import Score, UserMetric
+from objectives.speed import drifts, noise_floor
 from objectives.validity import Reference
 from tuner import artifacts
 from tuner.config import EngineConfig
@@ -246,6 +247,8 @@ class StudyRun:
             raise
         self._finish(proposal, finished)
         self._learn_about_gate(verdict, finished)
+        if proposal.source == "sentinel":
+            self._watch_drift()
         return True
 
     def _known(self, proposal: Proposal, verdict: Admitted | NotAdmitted) -> TrialRecord | None:
@@ -373,8 +376,29 @@ class StudyRun:
                 "gate", f"trial {record.number} started although the memory model said no: it refuses nothing any more"
             )
 
-    def _note(self, code: str, text: str) -> None:
-        self._ledger.append(StudyNote(code, text, time.time()))
+    def _watch_drift(self) -> None:
+        """Compare the latest measurement of the reference with the first: beyond the floor, the machine drifted."""
+        measured = [t for t in self._history.finished if t.source in ("reference", "sentinel") and t.score is not None]
+        series = [t for t in measured if t.state is TrialState.COMPLETE]
+        runs = 1 + self._rooms.file.spec.noise.aa_runs
+        if runs < 2 or len(series) <= runs:
+            return
+        values = [t.score.values for t in series if t.score is not None]
+        floors = noise_floor(values[:runs])
+        names = [o.name for o in self._rooms.objectives]
+        for drift in drifts(values, {name: floors[name] for name in names if name in floors}):
+            if drift.index == len(series) - 1:
+                since, until = series[-2].number, series[-1].number
+                self._note(
+                    "drift",
+                    f"trial {until} measured the reference again: {drift.metric} changed by "
+                    f"{drift.relative_change:+.0%} since the study began, more than the noise floor of {drift.floor:.0%}; "
+                    f"trials after {since} are in doubt",
+                    {"since": since, "until": until},
+                )
+
+    def _note(self, code: str, text: str, values: Mapping[str, float] | None = None) -> None:
+        self._ledger.append(StudyNote(code, text, time.time(), values or {}))
         self._history = self._ledger.history()
         self._rooms.listener.noted(text)
 

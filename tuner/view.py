@@ -105,6 +105,12 @@ class StudyView:
         """How many trials are over."""
         return sum(t.state is not TrialState.RUNNING for t in self.trials)
 
+    @property
+    def in_doubt(self) -> frozenset[int]:
+        """Trials that lie between two measurements of the reference across which the machine drifted."""
+        spans = [(note.values["since"], note.values["until"]) for note in self.notes if note.code == "drift"]
+        return frozenset(t.number for t in self.trials if any(low < t.number < high for low, high in spans))
+
     def trial(self, number: int) -> TrialRecord:
         """Return the trial of this number."""
         return next(t for t in self.trials if t.number == number)

@@ -8,13 +8,17 @@ import pytest
 from tuner.design import design_points
 from tuner.errors import StudyFileError
 from tuner.ledger import History
+from tuner.model_files import config_json
+from tuner.opening import planned_machine
 from tuner.plan import Plan, plan
 from tuner.space import Parameter
 from tuner.spec import StudySpec
-from tuner.study_file import parse
+from tuner.study_file import parse, read
 from tuner.study_hours import Assumed, TrialTime, hours, measured_time, spread, start_time
 
 SMOLLM2 = Path(__file__).parents[1] / "data" / "models" / "smollm2-135m"
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 STUDY = """
 study: tiny
@@ -141,6 +145,18 @@ def test_a_start_reads_the_weights_and_compiles_unless_it_is_eager() -> None:
 def test_times_of_the_space_are_told_with_their_quartiles() -> None:
     assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == Assumed(3.0, 2.0, 4.0)
     assert spread([]) == Assumed(0.0, 0.0, 0.0)
+
+
+def test_the_example_of_a_night_on_a6000_can_be_planned_where_neither_model_nor_gpu_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    file = read(EXAMPLES / "a6000-qwen32b-longdoc.yaml")
+
+    machine, device = planned_machine(file)
+
+    assert (machine.device, machine.total_gib, device.name) == ("cuda", 47.5, "A6000")
+    assert (config_json(file) or {})["num_hidden_layers"] == 64
 
 
 def test_nothing_is_measured_before_the_first_trial() -> None:

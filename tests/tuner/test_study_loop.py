@@ -12,6 +12,7 @@ from toy_study import (
     CHUNKS,
     DEFAULTS,
     OOM,
+    REQUESTS,
     SEQS,
     Outcome,
     ToyEngine,
@@ -20,6 +21,7 @@ from toy_study import (
     exact_front,
     measured,
     oom_beyond,
+    served,
     void,
 )
 
@@ -595,6 +597,19 @@ def test_reference_is_measured_again_for_the_noise_and_later_to_see_drift(tmp_pa
             assert study.told()[record.number] == ("FAIL", None)
     assert len(counted(study.trials)) == 8
     assert view(study.history, study.file_objectives).noise == {"ttft_p95_s": 0.0, "tpot_p95_s": 0.0}
+
+
+def test_machine_that_slows_down_is_noticed_and_the_trials_since_are_in_doubt(tmp_path: Path) -> None:
+    study = ToyStudy.at(tmp_path, noise={"aa_runs": 1, "sentinel_every": 3})
+    slow = tuple(served(i, 3.0, 0.2) for i in range(REQUESTS))
+    engine = ToyEngine(lambda config, call: measured(config, **({"requests": slow} if call >= 5 else {})))
+
+    study.run(engine, trials=5)
+
+    sentinels = [t.number for t in study.trials if t.source == "sentinel"]
+    doubted = [t.number for t in study.trials if sentinels[0] < t.number < sentinels[1]]
+    assert view(study.history, study.file_objectives).in_doubt == set(doubted)
+    assert any("changed by" in note and "in doubt" in note for note in study.heard.notes)
 
 
 def test_queued_recipes_go_before_the_noise_is_measured(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def oom_beyond(config: EngineConfig, _: int) -> Outcome:
 def measured(config: EngineConfig, **changes: Any) -> Measurement:
     """A valid measurement of `config`."""
     ttft_s, tpot_s = times(config)
-    requests = tuple(_served(i, ttft_s, tpot_s) for i in range(REQUESTS))
+    requests = tuple(served(i, ttft_s, tpot_s) for i in range(REQUESTS))
     facts: dict[str, Any] = {
         "engine": EngineFacts("vllm", "0.32.0", "toy", 1, "org/model", 20.0, 10_000, 2.0, 4_000),
         "workload_fingerprint": WORKLOAD.fingerprint(),
@@ -98,7 +98,7 @@ def measured(config: EngineConfig, **changes: Any) -> Measurement:
     return Measurement(**(facts | changes))
 
 
-def _served(index: int, ttft_s: float, tpot_s: float) -> RequestRecord:
+def served(index: int, ttft_s: float, tpot_s: float) -> RequestRecord:
     tokens = tuple(index + ttft_s + k * tpot_s for k in range(OUTPUT_TOKENS))
     return RequestRecord(
         f"r{index}", 3, OUTPUT_TOKENS, float(index), index + 0.001, first_token_s=tokens[0], last_token_s=tokens[-1],

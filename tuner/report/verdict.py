@@ -199,6 +199,15 @@ def _trust(study: StudyView) -> list[str]:
     if states[TrialState.VOID]:
         codes = Counter(r.code for t in study.trials if t.score for r in t.score.void)
         sentences.append(f"Void, hence not compared: {', '.join(f'{code} ({n})' for code, n in codes.most_common())}.")
+    if indices := [t.score.values["speed_index"] for t in study.trials if t.score and "speed_index" in t.score.values]:
+        sentences.append(
+            f"While the study ran, the machine's speed index (1 is the reference's, more is slower) went from "
+            f"{min(indices):.2f} to {max(indices):.2f}."
+        )
+    if in_doubt := sorted(study.in_doubt):
+        sentences.append(
+            f"In doubt, because the machine drifted while they ran: trials {', '.join(map(str, in_doubt))}."
+        )
     if study.hypervolume is not None and len(series := hypervolume_series(study)) > 1:
         last_gain = max((i for i in range(1, len(series)) if series[i][1] > series[i - 1][1]), default=0)
         sentences.append(

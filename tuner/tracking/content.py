@@ -103,7 +103,11 @@ def trial_content(study: StudyView, trial: TrialRecord) -> RunContent:
 
 def front_tags(study: StudyView, number: int) -> dict[str, str]:
     """Tags that move while the study goes on."""
-    return {"pareto": _switch(number in study.front), "knee": _switch(number == study.knee)}
+    return {
+        "pareto": _switch(number in study.front),
+        "knee": _switch(number == study.knee),
+        "in_doubt": _switch(number in study.in_doubt),
+    }
 
 
 def metric_key(name: str) -> str:
