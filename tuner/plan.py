@@ -7,8 +7,8 @@ that the budget comes to. Figures go to `mlruns/plans/STUDY/`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.config import EngineConfig
-from tuner.display import duration, front_table
+from tuner.display import front_table
+from tuner.engine.trial import PROBE_OUTPUT_TOKENS, PROBE_PROMPT_TOKENS
 from tuner.forecast import Candidate, Forecast, Forecaster, Forecasts, SpaceShare, samples, share_of_space
 from tuner.gate import Gate
 from tuner.judge import objectives_of, user_metrics
@@ -29,6 +30,7 @@ from tuner.opening import (
     memory_predictor,
     planned_machine,
 )
+from tuner.plan_tables import hours_table, importance_table, space_table, thinned
 from tuner.recipes import RECIPES, Skipped, applicable
 from tuner.report.charts import front_chart, importance_chart
 from tuner.report.figures import write_charts
@@ -54,10 +56,7 @@ SAMPLES = 256
 """Points of the space that the gate is asked about: a share is then known to about three points in a hundred."""
 TWIN_LIMIT_S = 60.0
 """What the twin may take for its predictions, its first one excepted."""
-ROW_APART = 0.05
-"""A row of the table differs from the one above by this share in some objective; the JSON document has every row."""
 WARMUP_OUTPUT_TOKENS = 4
-PROBE_TOKENS = 33
 
 Say = Callable[[str], None]
 
@@ -135,12 +134,10 @@ class Plan:
     def renderables(self) -> list[Table | Text]:
         """Return it as tables and lines for rich."""
         return [
-            _space_table(self.space),
-            front_table(
-                _thinned(self.study), f"{self.file.spec.study}: predicted front beside the predicted reference"
-            ),
-            _importance_table(self.importance, self.file.spec.space, self.not_modelled),
-            _hours_table(self.hours),
+            space_table(self.space),
+            front_table(thinned(self.study), f"{self.file.spec.study}: predicted front beside the predicted reference"),
+            importance_table([i for i in self.importance if i.explained > 0], self.file.spec.space, self.not_modelled),
+            hours_table(self.hours),
             Text("\n".join(self._lines())),
         ]
 
@@ -286,8 +283,7 @@ def _warmup(forecaster: Forecaster, config: EngineConfig) -> tuple[float, float]
     longest = max(forecaster.workload.requests, key=lambda r: r.prompt_tokens)
     ids = longest.prompt_token_ids
     once = Request(0.0, ids, min(longest.output_tokens, WARMUP_OUTPUT_TOKENS))
-    # A probe is as long as 512 prompt tokens allow, or the longest prompt where that is shorter.
-    probe = Request(0.0, ids[:512], PROBE_TOKENS)
+    probe = Request(0.0, ids[:PROBE_PROMPT_TOKENS], PROBE_OUTPUT_TOKENS)
     longest_s, probe_s = (
         forecaster.duration_s(config, Workload("warm-up", (request,), forecaster.workload.vocabulary, 0))
         for request in (once, probe)
@@ -302,65 +298,3 @@ def _draw(study: StudyView, into: Path) -> tuple[Path, ...]:
     charts = [front_chart(study), importance_chart(study), parameters_chart(study)]
     drawn = write_charts([c for c in charts if c.panels], into)
     return tuple(into / f"{d.chart.name}.{ending}" for d in drawn for ending in ("png", "html"))
-
-
-# On screen ----------------------------------------------------------------------------------------------------------
-
-
-def _thinned(study: StudyView) -> StudyView:
-    """Leave out members of the front that hardly differ from the one before; its ends and its knee stay."""
-    kept: list[int] = []
-    for number in study.front:
-        values = study.results[number].values
-        last = study.results[kept[-1]].values if kept else None
-        apart = last is None or any(
-            abs(values[o.name] - last[o.name]) > ROW_APART * abs(last[o.name]) for o in study.objectives
-        )
-        if apart or number in (study.knee, study.front[-1]):
-            kept.append(number)
-    return replace(study, front=tuple(kept))
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-    return table
-
-
-def _space_table(space: SpaceShare) -> Table:
-    table = _table(f"predicted memory of {space.samples} points of the space", "outcome", "share")
-    table.add_row("fits, also where the memory model errs", f"{space.fits:.0%}")
-    table.add_row("on the edge: an engine has to show it", f"{space.uncertain / space.samples:.0%}")
-    for kind, number in space.reasons.items():
-        table.add_row(f"refused without an engine: {kind}", f"{number / space.samples:.0%}")
-    return table
-
-
-def _importance_table(found: Sequence[Importance], names: Iterable[str], not_modelled: Sequence[str]) -> Table:
-    columns = [f"predicted {i.target} (R² {i.explained:.2f})" for i in found]
-    title = "what matters most, predicted: error of a model without the parameter, as a share of the variance"
-    table = _table(title, "parameter", *columns)
-    for name in sorted(names, key=lambda n: -sum(i.shares.get(n, 0.0) for i in found)):
-        if name in not_modelled:
-            table.add_row(name, *("not modelled" for _ in found))
-        else:
-            table.add_row(name, *(f"{i.shares[name]:.2f}" if name in i.shares else "–" for i in found))
-    return table
-
-
-def _hours_table(found: Hours) -> Table:
-    trial = found.trial
-    table = _table("predicted time", "part", "predicted", "between")
-    for name, part in (("start of an engine", trial.start_s), ("workload", trial.workload_s), ("stop", trial.stop_s)):
-        if part.value:
-            table.add_row(name, duration(part.value), f"{duration(part.low)} and {duration(part.high)}")
-    if trial.warmup_s:
-        table.add_row("warm-up and probes", duration(trial.warmup_s + trial.probe_s), "")
-    total = trial.total_s
-    table.add_row("one trial", duration(total.value), f"{duration(total.low)} and {duration(total.high)}")
-    low, high = found.hours_interval
-    what = f"{found.candidates} trials and {found.repeats} repeats of the reference, ended by the budget's "
-    table.add_row(what + found.ended_by, f"{found.hours:.1f} h", f"{low:.1f} and {high:.1f} h")
-    table.caption = trial.basis
-    return table
