@@ -77,11 +77,16 @@ def context_tokens(config: dict[str, Any]) -> int | None:
     return None
 
 
-def vocabulary(file: StudyFile, cache_folder: Path, *, download: bool = True) -> tuple[int, int]:
+def vocabulary(file: StudyFile, cache_folder: Path, *, download: bool) -> tuple[int, int]:
     """Token ids that generated prompts may use, half-open; read from the tokenizer once and kept.
 
     Without the tokenizer (a model that is not on this machine), the upper nine tenths of the vocabulary: special
     tokens stand at its start or in its last entries, which are left out.
+
+    Parameters
+    ----------
+    download:
+        Whether the tokenizer may be fetched from the hub: where an engine will fetch the whole model anyway.
     """
     key = hashlib.sha256(f"{file.model} {_stamp(file)}".encode()).hexdigest()[:16]
     kept = cache_folder / f"vocabulary-{key}.json"
@@ -90,15 +95,22 @@ def vocabulary(file: StudyFile, cache_folder: Path, *, download: bool = True) ->
         return int(low), int(high)
     from tuner.workload.tokenizer import load, vocabulary_of
 
+    here = is_local_model(file.spec.model) or _hub_file(file.spec.model, "tokenizer_config.json") is not None
+    if not (here or download):
+        return _guessed_vocabulary(file)
     try:
         trusted = bool(file.spec.engine.args.get("trust_remote_code"))
         low, high = vocabulary_of(load(file.model, trust_remote_code=trusted, download=download))
     except WorkloadError:
-        config = config_json(file) or {}
-        size = int(config.get("text_config", config).get("vocab_size", 32_000))
-        return size // 10, size - size // 100
+        return _guessed_vocabulary(file)
     write_json(kept, [low, high])
     return low, high
+
+
+def _guessed_vocabulary(file: StudyFile) -> tuple[int, int]:
+    config = config_json(file) or {}
+    size = int(config.get("text_config", config).get("vocab_size", 32_000))
+    return size // 10, size - size // 100
 
 
 def _stamp(file: StudyFile) -> str:

@@ -71,7 +71,7 @@ def tracker_of(file: StudyFile, store: Path = STORE) -> Tracker:
     )
 
 
-def build_workload(file: StudyFile, store: Path = STORE, *, download: bool = True) -> BuiltWorkload:
+def build_workload(file: StudyFile, store: Path = STORE, *, download: bool = False) -> BuiltWorkload:
     """Build a study's workload and see that the model can hold its longest request.
 
     Parameters
@@ -262,7 +262,7 @@ def opened(file: StudyFile, listener: Listener, *, fresh: bool, store: Path = ST
         if left := folder.end_left_processes():
             listener.noted(f"ended {left} processes that an earlier run left behind")
         metrics = user_metrics(file)
-        built = build_workload(file, store)
+        built = build_workload(file, store, download=file.spec.engine.backend == "vllm")
         machine = machine_of(file)
         begin(file, folder, built.workload, machine)
         folder.remember_origin(file.path)

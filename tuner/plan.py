@@ -188,7 +188,7 @@ def plan(study: str, say: Say, *, limit_s: float = TWIN_LIMIT_S, store: Path = S
     history = StudyFolder.of(file.spec.study, store).ledger.history()
     memory = memory_predictor(file, machine, lambda: history)
     twin = make_twin(file, device, memory)
-    workload = build_workload(file, store, download=False).workload
+    workload = build_workload(file, store).workload
     base = base_config(file)
     gate = Gate(None, memory, longest_tokens=workload.longest_tokens, memory="refuse")
     say(f"memory: asking about {SAMPLES} points of the space on {machine.name}")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -29,18 +30,18 @@ class Tuner:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.started: list[psutil.Process] = []
+        self.started: list[psutil.Popen] = []
 
     def start(self, *arguments: str) -> psutil.Popen:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        process = psutil.Popen(
-            [sys.executable, "-m", "tuner", *arguments],
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=(self.folder / "stderr.txt").open("a"),
-            text=True,
-        )
+        with (self.folder / "output.txt").open("a") as output:
+            process = psutil.Popen(
+                [sys.executable, "-m", "tuner", *arguments],
+                cwd=self.folder,
+                env=environment,
+                stdout=output,
+                stderr=output,
+            )
         self.started.append(process)
         return process
 
@@ -103,8 +104,10 @@ def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tuner]:
     monkeypatch.setenv("PWD_OF_TEST", str(tmp_path))
     command = Tuner(tmp_path)
     yield command
-    for process in engine_processes(tmp_path):
-        process.kill()
+    for process in (*command.started, *engine_processes(tmp_path)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+            process.wait(10)
 
 
 def small_study(folder: Path, model: Path, **changes: Any) -> Path:

@@ -57,8 +57,11 @@ def test_study_survives_kills_of_driver_actor_and_engine_and_loses_nothing(tuner
     assert busy.returncode == 1
     assert "another `tuner run`" in busy.stderr
 
+    first_log = tuner.engine_log("small", 0)
     driver = tuner.start("run", str(study))
-    wait_until("trial 0 is measured again", lambda: is_measuring(tuner, 0) and bool(tuner.ledger("small")[1:]))
+    wait_until(
+        "trial 0 is measured again", lambda: is_measuring(tuner, 0) and tuner.engine_log("small", 0) != first_log, 240
+    )
     actor_of(tuner).kill()
     wait_until("trial 1 is measured", lambda: is_measuring(tuner, 1) or len(tuner.finished("small")) > 1, 300)
     if running_trial(tuner) == 1:

@@ -108,6 +108,8 @@ class EngineHost:
     async def start(self, config: EngineConfig, log_path: Path | None) -> EngineFacts | Broken:
         """Start an engine; what it prints goes to the log."""
         self._log = log_path
+        if log_path is not None and log_path.exists():  # what an earlier attempt printed is no evidence of this one
+            log_path.replace(log_path.with_suffix(".previous.log"))
         self._before = ResourceSnapshot.take(os.getpid(), used_memory(self._nvml, self._devices), self._temp)
         self._present_before = frozenset(p.pid for p in foreign_processes(self._nvml, self._devices))
         self._state = "start engine"
