@@ -392,8 +392,8 @@ class StudyRun:
                 self._note(
                     "drift",
                     f"trial {until} measured the reference again: {drift.metric} changed by "
-                    f"{drift.relative_change:+.0%} since the study began, more than the noise floor of {drift.floor:.0%}; "
-                    f"trials after {since} are in doubt",
+                    f"{drift.relative_change:+.0%} since the study began, more than the noise floor of "
+                    f"{drift.floor:.0%}; trials after {since} are in doubt",
                     {"since": since, "until": until},
                 )
 
