@@ -51,7 +51,7 @@ def space_table(space: SpaceShare) -> Table:
 def importance_table(found: Sequence[Importance], names: Iterable[str], not_modelled: Sequence[str]) -> Table:
     """Show what matters for each target; parameters that the twin does not know are named as such."""
     columns = [f"predicted {i.target} (R² {i.explained:.2f})" for i in found]
-    title = "what matters most, predicted: error added by shuffling the parameter, as a share of the variance"
+    title = "what matters most, predicted: variance added by shuffling it"
     table = _table(title, "parameter", *columns)
     for name in sorted(names, key=lambda n: -sum(i.shares.get(n, 0.0) for i in found)):
         if name in not_modelled:
