@@ -6,6 +6,7 @@ out, on a pipe of its own, so that nothing that vLLM prints can be taken for an 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -15,12 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import ValidationError
+
 from tuner.config import EngineConfig
 from tuner.errors import EngineUnsupportedError
 
 FIRST_ANSWER_S = 180.0
 """Importing vLLM on a cold disk takes tens of seconds."""
 ANSWER_S = 60.0
+MOST_CHARACTERS = 400
+"""Of a refusal: enough for every text of vLLM that says what is wrong before it says what might be done."""
+TRIES = 2
+"""A helper that died may have been killed for memory; one that dies twice died of the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,10 @@ class Refused:
     """vLLM refuses the configuration, in one line."""
 
     message: str
+
+
+class _HelperDiedError(Exception):
+    """The helper ended before it answered."""
 
 
 class ConfigChecker:
@@ -59,10 +70,14 @@ class ConfigChecker:
         EngineUnsupportedError
             When the helper cannot import vLLM or find a device to validate for.
         """
-        first = self._process is None or self._process.poll() is not None
-        if first:
-            self._start()
-        answer = self._ask({"args": dict(config.args), "env": dict(config.env)}, FIRST_ANSWER_S if first else ANSWER_S)
+        question = {"args": dict(config.args), "env": dict(config.env)}
+        answer: dict[str, Any] | None = None
+        for _ in range(TRIES):
+            try:
+                answer = self._ask(question)
+                break
+            except _HelperDiedError:
+                self.close()
         if answer is None:
             self.close()
             return Refused("vLLM's validation of this configuration died or did not end")
@@ -86,15 +101,34 @@ class ConfigChecker:
         os.close(write)
         self._answers = os.fdopen(read, "rb", buffering=0)
 
-    def _ask(self, question: dict[str, Any], limit_s: float) -> dict[str, Any] | None:
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the helper's answer, or `None` when it takes too long.
+
+        Raises
+        ------
+        _HelperDiedError
+            When the helper ended instead of answering.
+        """
+        limit_s = ANSWER_S
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._start()
+            limit_s = FIRST_ANSWER_S
         assert self._process is not None
         assert self._process.stdin is not None
-        assert self._answers is not None
         try:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
+        except BrokenPipeError as error:
+            raise _HelperDiedError from error
+        line = self._read_line(limit_s)
+        if line is None:
             return None
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _read_line(self, limit_s: float) -> bytes | None:
+        assert self._answers is not None
         line = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
@@ -103,10 +137,9 @@ class ConfigChecker:
                     return None
                 part = self._answers.read(65536)
                 if not part:
-                    return None
+                    raise _HelperDiedError
                 line += part
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return line
 
     def close(self) -> None:
         """End the helper. Idempotent."""
@@ -114,7 +147,8 @@ class ConfigChecker:
             assert self._process.stdin is not None
             self._process.kill()
             self._process.wait()
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it closes all the same
+                self._process.stdin.close()
             self._process = None
         if self._answers is not None:
             self._answers.close()
@@ -152,10 +186,14 @@ def _answer(config: EngineConfig) -> dict[str, Any]:
 
 def _one_line(error: Exception) -> str:
     """Boil vLLM's text, pydantic's wrapper included, down to the sentence that says what is wrong."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = next((line for line in lines if line.startswith("Value error")), lines[-1] if lines else "")
-    text = text.removeprefix("Value error, ").split(" [type=")[0]
-    return text if text else type(error).__name__
+    text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # a branch of a union is no name
+        text = first["msg"].removeprefix("Value error, ")
+        text = f"{where}: {text} (it is {first['input']!r:.60})" if where else text
+    text = " ".join(text.split())
+    return text[:MOST_CHARACTERS] if text else type(error).__name__
 
 
 if __name__ == "__main__":
