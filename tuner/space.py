@@ -101,15 +101,15 @@ class Parameter(BaseModel):
         """Whether the value belongs to this parameter."""
         if self.choices is not None:
             return any(_identity(c) == _identity(value) for c in self.choices)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return False
-        if not (self.low <= value <= self.high):  # type: ignore[operator]  # a range has both, as validated
-            return False
-        if self.is_int and value != int(value):
-            return False
-        if self.step is None:
-            return True
-        return math.isclose(self.at_step(self.step_of(value)), value, abs_tol=_STEP_ERROR * self.step)
+        if self.step is not None:
+            index = self.step_of(value)
+            is_step = math.isclose(self.at_step(index), value, abs_tol=_STEP_ERROR * self.step)
+            return is_step and 0 <= index < self.cardinality
+        assert self.low is not None
+        assert self.high is not None
+        return self.low <= value <= self.high and (not self.is_int or value == int(value))
 
     def at_step(self, index: int) -> int | float:
         """Value of a range `index` steps above its start, free of what binary fractions add to it."""

@@ -197,7 +197,7 @@ def assert_study_or_sentence(path: Path) -> None:
     assert len(lines) == len(problems)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mutated())
 def test_any_mutation_of_a_good_file_is_a_study_or_a_sentence(tmp_path: Path, document: Any) -> None:
     path = tmp_path / "study.yaml"
@@ -206,7 +206,7 @@ def test_any_mutation_of_a_good_file_is_a_study_or_a_sentence(tmp_path: Path, do
     assert_study_or_sentence(path)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(GOOD), st.data())
 def test_any_change_of_a_good_files_bytes_is_a_study_or_a_sentence(
     tmp_path: Path, good: Path, data: st.DataObject

@@ -65,7 +65,7 @@ def test_loop_finds_the_exact_front_of_the_toy_and_ends_when_nothing_is_left(
 
 
 def test_gp_finds_the_front_of_the_toy_in_fewer_trials_than_there_are_configurations(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, search={"sampler": "gp", "startup_trials": 4, "seed": 1})
+    study = ToyStudy.at(tmp_path, search={"sampler": "gp", "startup_trials": 5, "seed": 1})
 
     study.run(ToyEngine(), trials=8)
 
@@ -445,7 +445,7 @@ def begin(path: Path) -> ToyStudy:
     return ToyStudy.at(path, search=SEARCH, noise={"aa_runs": 1, "sentinel_every": 4})
 
 
-@pytest.mark.parametrize("at", [0, 1, 2, 6])
+@pytest.mark.parametrize("at", [0, 5])
 def test_interrupted_trial_is_run_again_under_its_number_and_what_follows_is_the_same(
     tmp_path: Path, uninterrupted: ToyStudy, at: int
 ) -> None:
