@@ -26,6 +26,8 @@ DEVICE_TOLERANCE_GIB = 0.25
 """Slack for what a driver moves by itself. Chosen, not measured: an engine that lives on holds its weights."""
 PYTHON_SEGMENT = "psm_"
 """How Python names the segments of `multiprocessing.shared_memory`."""
+SEMAPHORES = ("sem.loky-", "sem.mp-")
+"""How joblib and Python name the semaphores of processes: vLLM's worker, killed, leaves one of joblib's."""
 POLL_S = 0.1
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -305,19 +307,26 @@ def _without_strangers(before: ResourceSnapshot, after: ResourceSnapshot) -> Res
 
 
 def remove_left_segments(before: frozenset[str]) -> tuple[str, ...]:
-    """Remove the segments of `multiprocessing.shared_memory` that a dead engine left, and return their names.
+    """Remove the segments and semaphores of `multiprocessing` that a dead engine left, and return their names.
 
     Only what was not there `before` and no process uses any more: an engine that fails while it starts leaves those of
-    its queues.
+    its queues, and one that is killed also those that its resource tracker would have removed.
     """
-    new = {name for name in shared_memory() - before if name.startswith(PYTHON_SEGMENT)}
+    new = {name for name in shared_memory() - before if name.startswith((PYTHON_SEGMENT, *SEMAPHORES))}
     left = new - {name for pid in psutil.pids() for name in _used_segments(pid)} if new else set()
     for name in left:
         with contextlib.suppress(FileNotFoundError):
-            segment = SharedMemory(name)  # attaching and unlinking also tells Python's resource tracker
-            segment.close()
-            segment.unlink()
+            _remove_segment(name)
     return tuple(sorted(left))
+
+
+def _remove_segment(name: str) -> None:
+    if name.startswith(SEMAPHORES):
+        (SHARED_MEMORY / name).unlink()
+        return
+    segment = SharedMemory(name)  # attaching and unlinking also tells Python's resource tracker
+    segment.close()
+    segment.unlink()
 
 
 def shared_memory() -> frozenset[str]:

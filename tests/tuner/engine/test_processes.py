@@ -324,8 +324,9 @@ def test_segment_that_a_stranger_uses_is_none_of_our_business(start: Start) -> N
 
 
 @needs_linux
-def test_only_pythons_segments_that_nobody_uses_are_removed(start: Start) -> None:
-    unused, used, foreign = (f"{prefix}{uuid.uuid4().hex}" for prefix in ("psm_", "psm_", "other_"))
+@pytest.mark.parametrize("kind", ["psm_", "sem.loky-", "sem.mp-"])
+def test_only_pythons_segments_that_nobody_uses_are_removed(start: Start, kind: str) -> None:
+    unused, used, foreign = (f"{prefix}{uuid.uuid4().hex}" for prefix in (kind, kind, "other_"))
     process = start(
         f"""
         import os, sys
