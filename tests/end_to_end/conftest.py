@@ -75,6 +75,9 @@ class Tuner:
         path = self.folder / "mlruns" / "studies" / study / "trials" / str(number) / "engine.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def forget_engine_log(self, study: str, number: int) -> None:
+        (self.folder / "mlruns" / "studies" / study / "trials" / str(number) / "engine.log").unlink(missing_ok=True)
+
 
 def _kind(record: dict[str, Any]) -> str | None:
     return record["failure"]["kind"] if record["failure"] else None
