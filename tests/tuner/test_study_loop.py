@@ -130,11 +130,12 @@ def test_out_of_memory_is_told_as_violation_and_never_run_again(
 
     failed = [t for t in study.trials if t.failure == OOM]
     assert failed
+    told = study.told()
     for record in failed:
         assert record.state is TrialState.INFEASIBLE
         assert record.score is not None
         assert record.score.violations == {"memory": 3.0}
-        assert study.told()[record.number] == ("COMPLETE", 3.0)
+        assert told[record.number] == ("COMPLETE", 3.0)
     ran = [config.key() for config, _ in engine.runs]
     assert len(ran) == len(set(ran))
 
@@ -169,10 +170,11 @@ def test_trial_beyond_a_constraint_is_infeasible_with_its_values(tmp_path: Path)
 
     study.run(ToyEngine(lambda config, _: measured(config)), trials=4)
 
+    told = study.told()
     for record in study.trials:
         assert record.score is not None
         assert (record.state is TrialState.COMPLETE) == (record.score.values["ttft_p95_s"] <= 1)
-        assert study.told()[record.number][0] == "COMPLETE"
+        assert told[record.number][0] == "COMPLETE"
     assert {t.state for t in study.trials} == {TrialState.COMPLETE, TrialState.INFEASIBLE}
 
 
@@ -331,13 +333,14 @@ def test_what_the_gate_refuses_is_recorded_told_as_violation_and_costs_no_budget
 
     refused = [t for t in study.trials if t.failure is not None]
     assert refused
+    told = study.told()
     for record in refused:
         assert record.state is TrialState.INFEASIBLE
         assert record.failure is not None
         assert (record.failure.kind, record.failure.stage) == (FailureKind.OOM_KV_CACHE, Stage.GATE)
         assert record.engine_s == 0
         assert record.score is not None
-        assert study.told()[record.number] == ("COMPLETE", record.score.violations["memory"])
+        assert told[record.number] == ("COMPLETE", record.score.violations["memory"])
         assert record.score.violations["memory"] > 0
     assert not any(is_too_large(config) for config, _ in engine.runs)
     assert len(engine.runs) == 6
@@ -590,11 +593,12 @@ def test_reference_is_measured_again_for_the_noise_and_later_to_see_drift(tmp_pa
     sources = [t.source for t in study.trials]
     assert sources[:3] == ["reference", "sentinel", "sentinel"]
     assert sources.count("sentinel") == 4
+    told = study.told()
     for record in study.trials:
         if record.source == "sentinel":
             assert record.repeats == 0
             assert record.config == study.trials[0].config
-            assert study.told()[record.number] == ("FAIL", None)
+            assert told[record.number] == ("FAIL", None)
     assert len(counted(study.trials)) == 8
     assert view(study.history, study.file_objectives).noise == {"ttft_p95_s": 0.0, "tpot_p95_s": 0.0}
 
