@@ -302,7 +302,7 @@ def _without_strangers(before: ResourceSnapshot, after: ResourceSnapshot) -> Res
     if after.shared_memory <= before.shared_memory:
         return after
     ours = {after.pid, *(p.pid for p in after.processes)}
-    strangers = {name for pid in psutil.pids() if pid not in ours for name in _used_segments(pid)}
+    strangers = {name for pid, names in _used_segments().items() if pid not in ours for name in names}
     return replace(after, shared_memory=after.shared_memory - (strangers - before.shared_memory))
 
 
@@ -313,7 +313,7 @@ def remove_left_segments(before: frozenset[str]) -> tuple[str, ...]:
     its queues, and one that is killed also those that its resource tracker would have removed.
     """
     new = {name for name in shared_memory() - before if name.startswith((PYTHON_SEGMENT, *SEMAPHORES))}
-    left = new - {name for pid in psutil.pids() for name in _used_segments(pid)} if new else set()
+    left = new.difference(*_used_segments().values()) if new else set()
     for name in left:
         with contextlib.suppress(FileNotFoundError):
             _remove_segment(name)
@@ -340,17 +340,36 @@ def shared_memory() -> frozenset[str]:
     return frozenset(names)
 
 
-def _used_segments(pid: int) -> set[str]:
-    """Segments that a process maps or holds open, as far as we may see."""
+def _used_segments() -> dict[int, frozenset[str]]:
+    """For each process the segments that it maps or holds open, as far as we may see; those without any are left out.
+
+    Segments are told by inode, not by path: a semaphore is linked to its name once it has been made under another one,
+    and the name under which it was made is what its maker's table of mappings shows for ever.
+    """
+    names = dict(_inodes())
+    used = {pid: frozenset(names[inode] for inode in _open_inodes(pid) & names.keys()) for pid in psutil.pids()}
+    return {pid: segments for pid, segments in used.items() if segments}
+
+
+def _inodes() -> Iterator[tuple[int, str]]:
+    for name in shared_memory():
+        with contextlib.suppress(FileNotFoundError):
+            yield (SHARED_MEMORY / name).stat().st_ino, name
+
+
+def _open_inodes(pid: int) -> set[int]:
+    """Inodes of the files in /dev/shm that a process maps or holds open."""
     prefix = f"{SHARED_MEMORY}/"
-    paths: set[str] = set()
+    inodes: set[int] = set()
     with contextlib.suppress(OSError):
-        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-        paths |= {line[line.index(prefix) :] for line in maps if prefix in line}
+        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+            if prefix in line:
+                inodes.add(int(line.split(maxsplit=5)[4]))  # proc(5): address, rights, offset, device, inode, path
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                paths.add(str(link.readlink()))
-    return {p.removeprefix(prefix).removesuffix(" (deleted)") for p in paths if p.startswith(prefix)}
+                if str(link.readlink()).startswith(prefix):
+                    inodes.add(link.stat().st_ino)
+    return inodes
 
 
 def _listening_ports(pids: Iterable[int]) -> frozenset[int]:

@@ -21,6 +21,8 @@ from tuner.engine.processes import (
     difference,
     end_tree,
     prove_clean,
+    remove_left_segments,
+    shared_memory,
     wait_for_end,
 )
 
@@ -348,6 +350,26 @@ def test_only_pythons_segments_that_nobody_uses_are_removed(start: Start, kind: 
         (Path("/dev/shm") / name).unlink()
     assert removed == unused
     assert remaining == [used, foreign]
+
+
+@needs_linux
+def test_semaphore_that_its_maker_still_holds_is_not_removed(start: Start) -> None:
+    before = shared_memory()
+    maker = start(
+        """
+        import time
+        from multiprocessing import get_context
+        lock = get_context("spawn").Lock()
+        print(lock._semlock.name, flush=True)
+        time.sleep(60)
+        """
+    )
+    name = f"sem.{first_line(maker).removeprefix('/')}"
+
+    removed = remove_left_segments(before)
+
+    assert name not in removed
+    assert name in shared_memory()
 
 
 @contextlib.contextmanager
