@@ -17,7 +17,6 @@ MOST_LINES = 450
 LONGER = {
     "tuner/engine/failure_causes.py": 520,  # a table
     "tuner/engine/twin/vllm_scheduler.py": 500,
-    "tuner/commands.py": 540,
 }
 """Files that were longer when this rule was made: they may shrink, not grow."""
 
@@ -131,7 +130,7 @@ def test_readers_of_a_study_never_start_an_engine() -> None:
 
 
 def test_only_who_opens_the_loop_knows_it() -> None:
-    assert importers(ALL, "tuner.study").keys() <= {"tuner/opening.py", "tuner/commands.py", "tuner/cli.py"}
+    assert importers(ALL, "tuner.study").keys() <= {"tuner/opening.py", "tuner/commands.py", "tuner/handover.py", "tuner/cli.py"}
 
 
 @pytest.mark.parametrize("system", IMPORTERS)

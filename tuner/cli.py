@@ -199,8 +199,9 @@ def _plan(call: argparse.Namespace) -> int:
 def _run(call: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from tuner.commands import finish, run
+    from tuner.commands import run
     from tuner.display import Display, front_table
+    from tuner.handover import finish
     from tuner.judge import objectives_of
     from tuner.study_file import read
     from tuner.study_folder import find
@@ -270,7 +271,7 @@ def _track(call: argparse.Namespace) -> int:
 
 
 def _ui(call: argparse.Namespace) -> int:
-    from tuner.commands import ui
+    from tuner.handover import ui
 
     server = ui(call.study, call.port)
     print(server.url, flush=True)
@@ -281,7 +282,7 @@ def _ui(call: argparse.Namespace) -> int:
 
 
 def _export(call: argparse.Namespace) -> int:
-    from tuner.commands import export
+    from tuner.handover import export
 
     paths = export(
         call.study,
@@ -298,7 +299,7 @@ def _export(call: argparse.Namespace) -> int:
 
 
 def _verify(call: argparse.Namespace) -> int:
-    from tuner.commands import verify
+    from tuner.handover import verify
 
     result = verify(call.study, call.pick, call.rounds, over_http=call.http, say=_say)
     if call.json:

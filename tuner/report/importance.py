@@ -9,6 +9,7 @@ since importances by impurity favour parameters with many values.
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ def _rank(value: object, text: str) -> tuple[int, float, str]:
 
 def _shuffled_errors(inputs: FloatArray, outputs: FloatArray) -> tuple[list[float], float]:
     """Return the mean increase of squared error per shuffled column over variance, and R², both out of bag."""
+    # joblib tries out a semaphore when it is imported, and leaves it to the machine when the process is killed.
+    os.environ.setdefault("JOBLIB_MULTIPROCESSING", "0")
     from sklearn.ensemble import RandomForestRegressor
 
     forest = RandomForestRegressor(TREES, min_samples_leaf=2, max_features=0.7, random_state=0, n_jobs=1)
