@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -219,6 +220,8 @@ def make_engine(file: StudyFile, folder: StudyFolder, memory: ForMemory) -> Tria
     return RayTrialEngine(
         num_gpus=file.spec.resources.num_gpus,
         accelerator_type=file.spec.resources.accelerator_type,
+        # Ray's own variable: set for a job on a cluster, whose resources its engines then use.
+        address=os.environ.get("RAY_ADDRESS") or "local",
         note_processes=folder.note_processes,
     )
 
