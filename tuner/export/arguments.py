@@ -45,8 +45,9 @@ def command_line(args: Mapping[str, Any]) -> list[str]:
 def config_file(args: Mapping[str, Any]) -> dict[str, Any]:
     """Build the mapping for the YAML file of `vllm serve --config`.
 
-    vLLM turns `false` into the `--no-` form only under the name that has dashes, writes the items of a list with
-    `str`, so that mappings in it must already be JSON, and passes each value as a word of its own.
+    A false boolean is said as `no-NAME: true`: `NAME: false` is dropped without a word by the `vllm` command, whose
+    outer parser reads the file and does not know the options of `serve` (vLLM 0.32). vLLM writes the items of a list
+    with `str`, so that mappings in it must already be JSON, and passes each value as a word of its own.
 
     Raises
     ------
@@ -61,9 +62,10 @@ def config_file(args: Mapping[str, Any]) -> dict[str, Any]:
                 f"engine argument {name}: `vllm serve --config` would take the value {value!r} for an option; "
                 "export another format, or change the value"
             )
-        if isinstance(value, bool) and not value and name in SWITCHES:
-            continue
-        entries[option(name)[2:]] = [_item(v) for v in value] if isinstance(value, list | tuple) else value
+        if isinstance(value, bool):
+            entries |= {word[2:]: True for word in _switch(name, value)}
+        else:
+            entries[option(name)[2:]] = [_item(v) for v in value] if isinstance(value, list | tuple) else value
     return entries
 
 

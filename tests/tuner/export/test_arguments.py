@@ -35,8 +35,23 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
+def command() -> Any:
+    """The parser of the `vllm` command with `serve` in it: it reads the config file, and knows only its own options."""
+    kind, options = _vllm_parsers()
+    command = kind(prog="vllm")
+    options(command.add_subparsers().add_parser("serve"))
+    return command
+
+
+@pytest.fixture(scope="module")
 def parser() -> Any:
-    """The parser of `vllm serve`, at the place that this version keeps it."""
+    """The parser of `vllm serve`."""
+    kind, options = _vllm_parsers()
+    return options(kind(prog="vllm serve"))
+
+
+def _vllm_parsers() -> tuple[Any, Any]:
+    """The class of vLLM's parsers and what gives one the options of `serve`, at the places of this version."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -47,7 +62,7 @@ def parser() -> Any:
             from vllm.utils.argparse_utils import FlexibleArgumentParser
         except ImportError:
             from vllm.utils import FlexibleArgumentParser
-        return make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
+    return FlexibleArgumentParser, make_arg_parser
 
 
 def read(parser: Any, words: list[str], names: Any) -> dict[str, Any]:
@@ -63,11 +78,11 @@ def test_vllm_reads_the_command_line_back_as_it_was_given(parser: Any) -> None:
     assert parser.parse_args(words).model_tag == export_samples.HOSTILE
 
 
-def test_vllm_reads_the_config_file_back_as_it_was_given(parser: Any, tmp_path: Path) -> None:
+def test_the_vllm_command_reads_the_config_file_back_as_it_was_given(command: Any, tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(yaml_text(config_file({"model": export_samples.HOSTILE, **VALUES})))
 
-    parsed = parser.parse_args(["serve", "--config", str(file)][1:])
+    parsed = command.parse_args(["serve", "--config", str(file)])
 
     assert {name: getattr(parsed, name) for name in VALUES} == VALUES
     assert parsed.model == export_samples.HOSTILE
