@@ -22,8 +22,11 @@ import yaml
 
 from tuner.cli import parser
 
-# MLflow's command imports its models, which use what SQLAlchemy has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+# MLflow's command imports all of MLflow, which warns of itself and uses what SQLAlchemy has deprecated.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*Any type hint is inferred:UserWarning"),
+]
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
