@@ -23,6 +23,8 @@ from tuner.spec import Search
 if TYPE_CHECKING:
     import optuna
 
+MOST_WHOLE_NUMBERS = 100_000
+"""Ranges with more values than this are searched as real numbers and rounded: Optuna's GP lists every whole number."""
 STARTS = "starts"
 """Name of Optuna's constraint for everything that keeps an engine from running: memory, or arguments vLLM refuses."""
 
@@ -243,19 +245,21 @@ def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution
         return CategoricalDistribution([json.dumps(c, sort_keys=True) for c in parameter.choices])
     assert parameter.low is not None
     assert parameter.high is not None
+    if parameter.cardinality > MOST_WHOLE_NUMBERS:
+        return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
     if parameter.step is not None:
         return IntDistribution(0, int(parameter.cardinality) - 1)
-    if parameter.is_int:
-        return IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
-    return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
+    return IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
 
 
 def _encode(parameter: Parameter, value: Value) -> Any:
     """Turn a value of the space into Optuna's."""
+    if parameter.cardinality > MOST_WHOLE_NUMBERS:
+        return float(value)
     if parameter.step is not None:
         return parameter.step_of(value)
     if parameter.choices is None:
-        return int(value) if parameter.is_int else float(value)
+        return int(value)
     if parameter.is_ordered:
         return parameter.ordered_choices.index(value)
     return json.dumps(parameter.as_choice(value), sort_keys=True)
@@ -263,6 +267,8 @@ def _encode(parameter: Parameter, value: Value) -> Any:
 
 def _decode(parameter: Parameter, value: Any) -> Value:
     """Turn Optuna's value into one of the space."""
+    if parameter.cardinality > MOST_WHOLE_NUMBERS:
+        return parameter.nearest(value)
     if parameter.step is not None:
         return parameter.at_step(value)
     if parameter.choices is None:

@@ -122,6 +122,12 @@ class Parameter(BaseModel):
         assert self.low is not None
         return round((value - self.low) / (self.step or 1))
 
+    def nearest(self, value: float) -> int | float:
+        """Value of a range that lies nearest to any number within it."""
+        if self.step is not None:
+            return self.at_step(self.step_of(value))
+        return round(value) if self.is_int else value
+
     def as_choice(self, value: Value) -> Value:
         """Return the choice that means the same as `value`, which need not be spelt the same: 1 for 1.0."""
         return next(c for c in self.choices or () if _identity(c) == _identity(value))

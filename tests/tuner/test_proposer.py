@@ -138,3 +138,23 @@ def test_every_position_is_a_value_that_survives_the_translation(parameter: Para
 
     assert parameter.contains(value)
     assert _decode(parameter, _encode(parameter, value)) == pytest.approx(value)
+
+
+def test_range_of_billions_of_bytes_is_searched_without_listing_them(tmp_path: Path) -> None:
+    space = {
+        "kv_cache_memory_bytes": Parameter(low=2**28, high=2**32, log=True),
+        "max_num_seqs": Parameter(choices=(1, 4, 16)),
+    }
+    proposer = Proposer(
+        f"sqlite:///{tmp_path}/optuna.db",
+        "study",
+        space,
+        Search(startup_trials=2),
+        constraints=[],
+        objectives=[(True, 1)],
+    )
+    for _ in range(4):
+        proposal = proposer.ask()
+        assert isinstance(proposal.changes["kv_cache_memory_bytes"], int)
+        assert all(space[name].contains(value) for name, value in proposal.changes.items())
+        proposer.tell_measured(proposal.number, [proposal.changes["kv_cache_memory_bytes"] / 1e9], {"memory": -0.1})

@@ -1,0 +1,187 @@
+"""Failures provoked on the real engine: each is recognised from what it writes, and nothing of it is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from objectives.measurement import Failure, FailureKind, Measurement, Stage
+from tuner.config import EngineConfig
+from tuner.engine.processes import ProcessIdentity, shared_memory
+from tuner.engine.protocol import MeasurePlan
+from tuner.engine.ray_engine import RayTrialEngine
+from tuner.workload.model import Request, Workload
+
+pytestmark = pytest.mark.end_to_end
+
+ARGS = {
+    "max_model_len": 512,
+    "max_num_seqs": 4,
+    "enforce_eager": True,
+    "gpu_memory_utilization": 0.2,
+    "kv_cache_memory_bytes": 2**26,
+}
+WORKLOAD = Workload("tiny", tuple(Request(0.0, tuple(range(100 + i, 164 + i)), 64) for i in range(4)), (100, 49_000), 0)
+PLAN = MeasurePlan(speed_probe=False, start_budget_s=120, run_budget_s=90, stop_budget_s=20)
+
+Hook = Callable[[str], None]
+
+
+class Bench:
+    """One engine for all tests, with hooks into the moments at which something can be done to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.engine = RayTrialEngine(num_gpus=0, note_processes=self._note)
+        self.log = folder / "engine.log"
+        self.seen: set[ProcessIdentity] = set()
+        self._on_core: Callable[[psutil.Process], None] | None = None
+
+    def run(
+        self,
+        model: Path,
+        *,
+        plan: MeasurePlan = PLAN,
+        on_core: Callable[[psutil.Process], None] | None = None,
+        on_state: Hook = lambda _: None,
+        **changes: Any,
+    ) -> Measurement | Failure:
+        """Run a configuration. `on_core` gets the engine core once, early in its start."""
+        self.log.unlink(missing_ok=True)
+        self._on_core = on_core
+        config = EngineConfig({**ARGS, "model": str(model), **changes}, {"HF_HUB_OFFLINE": "1"})
+        return self.engine.run(config, WORKLOAD, dataclasses.replace(plan, log_path=self.log), on_state)
+
+    def core(self) -> psutil.Process | None:
+        return next((p for p in map(ProcessIdentity.process, self.seen) if p and "EngineCor" in _name(p)), None)
+
+    def left(self) -> list[str]:
+        """Names of the processes of engines that live on."""
+        return [_name(p) for p in map(ProcessIdentity.process, self.seen) if p and _name(p).startswith("VLLM")]
+
+    def _note(self, processes: list[ProcessIdentity]) -> None:
+        self.seen |= set(processes)
+        if self._on_core is not None and (core := self.core()) is not None:
+            act, self._on_core = self._on_core, None
+            act(core)
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    bench = Bench(tmp_path_factory.mktemp("failures"))
+    yield bench
+    bench.engine.close()
+
+
+@pytest.fixture
+def segments() -> frozenset[str]:
+    return shared_memory()
+
+
+def send_once(bench: Bench, signal_number: int, state: str) -> Hook:
+    """Send a signal to the engine core as soon as the trial has reached a state."""
+    sent: list[int] = []
+
+    def hook(text: str) -> None:
+        core = bench.core()
+        if text.startswith(state) and not sent and core is not None:
+            sent.append(core.pid)
+            core.send_signal(signal_number)
+
+    return hook
+
+
+def failure(outcome: Measurement | Failure) -> Failure:
+    assert isinstance(outcome, Failure), outcome
+    return outcome
+
+
+def test_cache_that_holds_no_request_tells_what_is_needed_and_what_would_fit(
+    bench: Bench, model: Path, segments: frozenset[str]
+) -> None:
+    failed = failure(bench.run(model, max_model_len=8192, kv_cache_memory_bytes=2**26))
+
+    assert (failed.kind, failed.stage) == (FailureKind.OOM_KV_CACHE, Stage.KV_CACHE), failed
+    assert failed.needed_gib is not None
+    assert failed.available_gib is not None
+    assert failed.fitting_tokens is not None
+    assert failed.needed_gib > failed.available_gib
+    assert failed.available_gib == pytest.approx(2**26 / 2**30, abs=0.006)
+    assert 0 < failed.fitting_tokens < 8192
+    assert shared_memory() <= segments
+
+
+def test_model_with_cut_off_weights_is_unavailable(bench: Bench, model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken-model"
+    broken.mkdir()
+    for file in model.iterdir():
+        if file.name != "model.safetensors":
+            shutil.copy(file, broken)
+    with (model / "model.safetensors").open("rb") as whole:
+        (broken / "model.safetensors").write_bytes(whole.read(10_000_000))
+
+    failed = failure(bench.run(broken))
+
+    assert (failed.kind, failed.stage) == (FailureKind.MODEL_UNAVAILABLE, Stage.WEIGHTS), failed
+    assert bench.left() == []
+
+
+def test_refused_arguments_are_the_configuration_s_fault(bench: Bench, model: Path) -> None:
+    failed = failure(bench.run(model, max_num_batched_tokens=2))
+
+    assert (failed.kind, failed.stage) == (FailureKind.INVALID_CONFIG, Stage.CONFIG), failed
+    assert "max_num_batched_tokens" in failed.message
+
+
+def test_core_killed_while_it_starts_has_crashed(bench: Bench, model: Path, segments: frozenset[str]) -> None:
+    failed = failure(bench.run(model, on_core=psutil.Process.kill))
+
+    assert failed.kind is FailureKind.CRASHED, failed
+    assert failed.stage not in (Stage.WARMUP, Stage.RUN), failed
+    assert bench.left() == []
+    assert shared_memory() <= segments
+
+
+@pytest.mark.parametrize(("state", "stage"), [("warm up", Stage.WARMUP), ("run 0/", Stage.RUN)])
+def test_core_killed_later_has_crashed_at_that_stage(
+    bench: Bench, model: Path, segments: frozenset[str], state: str, stage: Stage
+) -> None:
+    failed = failure(bench.run(model, on_state=send_once(bench, signal.SIGKILL, state)))
+
+    assert (failed.kind, failed.stage) == (FailureKind.CRASHED, stage), failed
+    assert bench.left() == []
+    assert shared_memory() <= segments
+
+
+def test_start_that_hangs_is_ended_and_leaves_nothing(bench: Bench, model: Path, segments: frozenset[str]) -> None:
+    plan = dataclasses.replace(PLAN, start_budget_s=20)
+
+    failed = failure(bench.run(model, plan=plan, on_core=psutil.Process.suspend))
+
+    assert failed.kind is FailureKind.HUNG, failed
+    assert failed.stage not in (Stage.WARMUP, Stage.RUN), failed
+    assert bench.left() == []
+    assert shared_memory() <= segments
+
+
+def test_run_that_hangs_is_ended_and_leaves_nothing(bench: Bench, model: Path, segments: frozenset[str]) -> None:
+    plan = dataclasses.replace(PLAN, run_budget_s=20)
+
+    failed = failure(bench.run(model, plan=plan, on_state=send_once(bench, signal.SIGSTOP, "run 0/")))
+
+    assert (failed.kind, failed.stage) == (FailureKind.HUNG, Stage.RUN), failed
+    assert bench.left() == []
+    assert shared_memory() <= segments
