@@ -19,7 +19,7 @@ _WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
 _SECRET_WORDS = frozenset(
     {
         "token", "key", "keys", "apikey", "secret", "secrets", "password", "passwords", "passwd", "passphrase",
-        "credential", "credentials",
+        "pgpassword", "credential", "credentials",
     }
 )  # fmt: skip
 """Words that make a name a secret's. Not "tokens": `max_num_batched_tokens` counts them."""

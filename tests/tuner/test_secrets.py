@@ -10,7 +10,8 @@ from tuner.secrets import MASKED, is_secret, mask, mask_tree, secret_values
 
 
 @pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "api_key", "AWS_SECRET_ACCESS_KEY", "dbPassword", "GOOGLE_CREDENTIALS", "apiKey", "key"]
+    "name",
+    ["HF_TOKEN", "PGPASSWORD", "api_key", "AWS_SECRET_ACCESS_KEY", "dbPassword", "GOOGLE_CREDENTIALS", "apiKey", "key"],
 )
 def test_names_of_secrets_are_known(name: str) -> None:
     assert is_secret(name)
