@@ -154,7 +154,6 @@ def test_optuna_keeps_a_study_in_postgresql(postgres: Postgres, monkeypatch: pyt
     resumed = proposer()
 
     assert [p.number for p in asked] == [0, 1, 2]
-    assert not resumed.is_new
     assert [p.number for p in resumed.open_trials()] == [2]
     assert resumed.ask().number == 3
 
