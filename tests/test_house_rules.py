@@ -130,7 +130,12 @@ def test_readers_of_a_study_never_start_an_engine() -> None:
 
 
 def test_only_who_opens_the_loop_knows_it() -> None:
-    assert importers(ALL, "tuner.study").keys() <= {"tuner/opening.py", "tuner/commands.py", "tuner/handover.py", "tuner/cli.py"}
+    assert importers(ALL, "tuner.study").keys() <= {
+        "tuner/opening.py",
+        "tuner/commands.py",
+        "tuner/handover.py",
+        "tuner/cli.py",
+    }
 
 
 @pytest.mark.parametrize("system", IMPORTERS)
