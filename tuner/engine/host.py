@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import os
 import shutil
 import socket
@@ -167,6 +169,7 @@ class EngineHost:
                 left = await asyncio.to_thread(prove_clean, self._before, self._used_memory, PROOF_S)
             for what in left:
                 print(f"tuner: {what}", flush=True)  # noqa: T201  # into the engine's log
+        _give_memory_back()
         self._state = "idle"
         return StopReport(time.monotonic() - started_s, tuple(left))
 
@@ -198,6 +201,17 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(entry, ignore_errors=True)
         else:
             entry.unlink(missing_ok=True)
+
+
+def _give_memory_back() -> None:
+    """Free what the front end of the last engine held, so that a night of engines does not make this process grow.
+
+    Its objects refer to each other, and among the 0.7 million that vLLM's modules hold the collector's own full passes
+    come too rarely: without this a process was seen to grow by 30 to 45 MiB an engine, with it by less than 7.
+    """
+    gc.collect()
+    with suppress(AttributeError):  # only glibc keeps freed memory, and only glibc has this
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager
