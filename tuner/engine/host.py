@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -56,11 +56,12 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class HostIdentity:
-    """Who the host is, for the driver that must be able to end it."""
+    """Who the host is, for the driver that must be able to end it, and the used memory of its devices by UUID now."""
 
     process: ProcessIdentity
     devices: tuple[Device, ...]
     temp_folder: Path
+    device_memory_gib: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class EngineHost:
 
     async def identity(self) -> HostIdentity:
         """Say who this is."""
-        return HostIdentity(ProcessIdentity.of(os.getpid()), self._devices, self._temp)
+        return HostIdentity(ProcessIdentity.of(os.getpid()), self._devices, self._temp, self._used_memory())
 
     async def state(self) -> str:
         """Say in a few words what is being done."""

@@ -256,11 +256,16 @@ def difference(before: ResourceSnapshot, after: ResourceSnapshot) -> list[str]:
         *(f"shared memory {name} is still there" for name in sorted(after.shared_memory - before.shared_memory)),
         *(f"port {port} is still listened on" for port in sorted(after.ports - before.ports)),
         *(f"temporary file {name} is still there" for name in sorted(after.temp_files - before.temp_files)),
-        *(
-            f"device {uuid} holds {after.device_memory_gib[uuid] - was_gib:.2f} GiB more than before the start"
-            for uuid, was_gib in before.device_memory_gib.items()
-            if after.device_memory_gib.get(uuid, 0.0) > was_gib + DEVICE_TOLERANCE_GIB
-        ),
+        *not_given_back(before.device_memory_gib, after.device_memory_gib),
+    ]
+
+
+def not_given_back(before_gib: Mapping[str, float], after_gib: Mapping[str, float]) -> list[str]:
+    """Name the devices, by UUID, of which more is in use than before an engine started."""
+    return [
+        f"device {uuid} holds {after_gib[uuid] - was_gib:.2f} GiB more than before the start"
+        for uuid, was_gib in before_gib.items()
+        if after_gib.get(uuid, 0.0) > was_gib + DEVICE_TOLERANCE_GIB
     ]
 
 

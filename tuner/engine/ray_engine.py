@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 from objectives.measurement import EngineFacts, Failure, FailureKind, Measurement, Stage
 from tuner.config import EngineConfig
 from tuner.engine.failures import classify, watchdog_line
-from tuner.engine.host import Broken, EngineHost, HostIdentity, StopReport
+from tuner.engine.host import PROOF_S, Broken, EngineHost, HostIdentity, StopReport
 from tuner.engine.processes import (
     ProcessIdentity,
     ResourceSnapshot,
     descendants,
     end_tree,
+    not_given_back,
     remove_left_segments,
     wait_for_end,
 )
@@ -79,7 +80,9 @@ class RayTrialEngine:
         self._identity: HostIdentity | None = None
         self._family: list[ProcessIdentity] = []
         self._before: ResourceSnapshot | None = None
-        self._left: tuple[str, ...] = ()
+        self._memory_gib: Mapping[str, float] = {}
+        self._ended: tuple[ProcessIdentity, ...] | None = None
+        """Of an engine that was ended by force, and not yet proven gone: the processes that lived on even then."""
         _connect(address)
         _preflight(num_gpus, accelerator_type)
 
@@ -89,10 +92,8 @@ class RayTrialEngine:
         """Start, measure, stop and prove; see `TrialEngine`."""
         try:
             self._ensure_actor(config.env, progress)
-            if self._left:
-                return Failure(
-                    FailureKind.MEMORY_NOT_FREE, Stage.STOP, f"the engine before is not gone: {self._left[0]}"
-                )
+            if left := self._left_by_force():
+                return Failure(FailureKind.MEMORY_NOT_FREE, Stage.STOP, f"the engine before is not gone: {left[0]}")
             outcome = self._start_and_measure(config, workload, plan, progress)
         except _OutOfTimeError as error:
             self._recycle()
@@ -135,7 +136,6 @@ class RayTrialEngine:
         if report.left:
             progress(f"end the engine's process: {report.left[0]}")
             self._recycle()
-            self._left = report.left
         if isinstance(outcome, Measurement):
             facts = dataclasses.replace(outcome.engine, stop_s=report.seconds)
             return dataclasses.replace(outcome, engine=facts)
@@ -217,8 +217,26 @@ class RayTrialEngine:
                 f"Ray gave the engine's actor {self._num_gpus} GPUs, but NVML shows it {len(identity.devices)}; check "
                 "CUDA_VISIBLE_DEVICES and the driver on that node"
             )
-        self._left = ()
+        self._memory_gib = {**identity.device_memory_gib, **self._memory_gib}
         self._remember_family()
+
+    def _left_by_force(self) -> list[str]:
+        """Say what an engine that was ended by force still holds: its successor must find the devices free.
+
+        They are held against what the first actor saw, and given the time that a killed CUDA context takes to end.
+        """
+        deadline_s = time.monotonic() + PROOF_S
+        while self._ended is not None:
+            identity = self._call("identity", budget_s=ACTOR_START_S, what="check that the engine before is gone")
+            left = [f"process {p.pid} still runs" for p in self._ended if p.is_alive()]
+            left += not_given_back(self._memory_gib, identity.device_memory_gib)
+            if not left:
+                self._ended = None
+            elif time.monotonic() > deadline_s:
+                return left
+            else:
+                time.sleep(POLL_S)
+        return []
 
     def _remember_family(self) -> None:
         """Note every process that belongs to this engine while it can still be found; the dead have no children."""
@@ -238,7 +256,7 @@ class RayTrialEngine:
         with contextlib.suppress(RayError):  # an actor that is gone already is what is wanted
             ray.kill(self._actor, no_restart=True)
         wait_for_end(self._family, RAY_ENDS_S)
-        end_tree(self._family, term_s=1.0)
+        self._ended = end_tree(self._family, term_s=1.0)
         if self._before is not None:
             remove_left_segments(self._before.shared_memory)
         if self._identity is not None:
