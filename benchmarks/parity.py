@@ -9,8 +9,13 @@ Three sides, one after the other in every round, each round in another order:
 Both engines live through the whole benchmark, and the one that is not measured is idle: a machine that drifts within
 minutes would otherwise be compared with itself of some minutes ago. Prompt lengths, output lengths and the arrivals of
 a round are the same on each side: `vllm bench serve` draws its arrivals from its seed, and here they are drawn again
-from that seed and held against the times at which it really sent. Prefix caching is off, for `vllm bench serve` warms
-up with a prompt that it measures later. Times count from sending on each side, as `vllm bench serve` has it.
+from that seed and held against the times at which it really sent. Times count from sending on each side, as `vllm bench
+serve` has it.
+
+Two arguments of the engine are chosen for the comparison. Prefix caching is off, for `vllm bench serve` warms up with a
+prompt that it measures later. Steps are short (128 tokens): whether a request that arrives with another just makes a
+step, or waits for its end, is decided by a millisecond and by no tool, and with steps of a whole prompt it moved the
+TTFT of all requests of a burst by 0.3 s and the p95 of 24 requests by up to 40%, in either direction.
 
     PYTHONPATH=. python benchmarks/parity.py [--rounds 3] [--markdown]      measure, keep the rounds, show them
     PYTHONPATH=. python benchmarks/parity.py --show [--markdown]            show the rounds that were kept
@@ -58,6 +63,7 @@ CONFIG = EngineConfig(
         "model": str(MODEL),
         "max_model_len": 1024,
         "max_num_seqs": 16,
+        "max_num_batched_tokens": 128,
         "enforce_eager": True,
         "enable_prefix_caching": False,
         "gpu_memory_utilization": 0.2,

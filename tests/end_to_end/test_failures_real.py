@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from objectives.measurement import Failure, FailureKind, Measurement, Stage
 from tuner.config import EngineConfig
-from tuner.engine.processes import ProcessIdentity, shared_memory
+from tuner.engine.processes import ProcessIdentity, ResourceSnapshot, prove_clean
 from tuner.engine.protocol import MeasurePlan
 from tuner.engine.ray_engine import RayTrialEngine
 from tuner.workload.model import Request, Workload
@@ -87,8 +88,13 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def segments() -> frozenset[str]:
-    return shared_memory()
+def before() -> ResourceSnapshot:
+    return ResourceSnapshot.take(os.getpid(), {})
+
+
+def left_segments(before: ResourceSnapshot) -> list[str]:
+    """Shared memory that appeared since and that is not in use by a process of somebody else."""
+    return [text for text in prove_clean(before, dict, limit_s=0) if text.startswith("shared memory")]
 
 
 def send_once(bench: Bench, signal_number: int, state: str) -> Hook:
@@ -110,7 +116,7 @@ def failure(outcome: Measurement | Failure) -> Failure:
 
 
 def test_cache_that_holds_no_request_tells_what_is_needed_and_what_would_fit(
-    bench: Bench, model: Path, segments: frozenset[str]
+    bench: Bench, model: Path, before: ResourceSnapshot
 ) -> None:
     failed = failure(bench.run(model, max_model_len=8192, kv_cache_memory_bytes=2**26))
 
@@ -121,7 +127,7 @@ def test_cache_that_holds_no_request_tells_what_is_needed_and_what_would_fit(
     assert failed.needed_gib > failed.available_gib
     assert failed.available_gib == pytest.approx(2**26 / 2**30, abs=0.006)
     assert 0 < failed.fitting_tokens < 8192
-    assert shared_memory() <= segments
+    assert left_segments(before) == []
 
 
 def test_model_with_cut_off_weights_is_unavailable(bench: Bench, model: Path, tmp_path: Path) -> None:
@@ -146,27 +152,27 @@ def test_refused_arguments_are_the_configuration_s_fault(bench: Bench, model: Pa
     assert "max_num_batched_tokens" in failed.message
 
 
-def test_core_killed_while_it_starts_has_crashed(bench: Bench, model: Path, segments: frozenset[str]) -> None:
+def test_core_killed_while_it_starts_has_crashed(bench: Bench, model: Path, before: ResourceSnapshot) -> None:
     failed = failure(bench.run(model, on_core=psutil.Process.kill))
 
     assert failed.kind is FailureKind.CRASHED, failed
     assert failed.stage not in (Stage.WARMUP, Stage.RUN), failed
     assert bench.left() == []
-    assert shared_memory() <= segments
+    assert left_segments(before) == []
 
 
 @pytest.mark.parametrize(("state", "stage"), [("warm up", Stage.WARMUP), ("run 0/", Stage.RUN)])
 def test_core_killed_later_has_crashed_at_that_stage(
-    bench: Bench, model: Path, segments: frozenset[str], state: str, stage: Stage
+    bench: Bench, model: Path, before: ResourceSnapshot, state: str, stage: Stage
 ) -> None:
     failed = failure(bench.run(model, on_state=send_once(bench, signal.SIGKILL, state)))
 
     assert (failed.kind, failed.stage) == (FailureKind.CRASHED, stage), failed
     assert bench.left() == []
-    assert shared_memory() <= segments
+    assert left_segments(before) == []
 
 
-def test_start_that_hangs_is_ended_and_leaves_nothing(bench: Bench, model: Path, segments: frozenset[str]) -> None:
+def test_start_that_hangs_is_ended_and_leaves_nothing(bench: Bench, model: Path, before: ResourceSnapshot) -> None:
     plan = dataclasses.replace(PLAN, start_budget_s=20)
 
     failed = failure(bench.run(model, plan=plan, on_core=psutil.Process.suspend))
@@ -174,14 +180,14 @@ def test_start_that_hangs_is_ended_and_leaves_nothing(bench: Bench, model: Path,
     assert failed.kind is FailureKind.HUNG, failed
     assert failed.stage not in (Stage.WARMUP, Stage.RUN), failed
     assert bench.left() == []
-    assert shared_memory() <= segments
+    assert left_segments(before) == []
 
 
-def test_run_that_hangs_is_ended_and_leaves_nothing(bench: Bench, model: Path, segments: frozenset[str]) -> None:
+def test_run_that_hangs_is_ended_and_leaves_nothing(bench: Bench, model: Path, before: ResourceSnapshot) -> None:
     plan = dataclasses.replace(PLAN, run_budget_s=20)
 
     failed = failure(bench.run(model, plan=plan, on_state=send_once(bench, signal.SIGSTOP, "run 0/")))
 
     assert (failed.kind, failed.stage) == (FailureKind.HUNG, Stage.RUN), failed
     assert bench.left() == []
-    assert shared_memory() <= segments
+    assert left_segments(before) == []
