@@ -108,7 +108,10 @@ class StudyView:
     @property
     def in_doubt(self) -> frozenset[int]:
         """Trials that lie between two measurements of the reference across which the machine drifted."""
-        spans = [(note.values["since"], note.values["until"]) for note in self.notes if note.code == "drift"]
+        drifts = [
+            note.values for note in self.notes if note.code == "drift" and {"since", "until"} <= note.values.keys()
+        ]
+        spans = [(values["since"], values["until"]) for values in drifts]
         return frozenset(t.number for t in self.trials if any(low < t.number < high for low, high in spans))
 
     def trial(self, number: int) -> TrialRecord:
