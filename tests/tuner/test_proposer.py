@@ -63,7 +63,7 @@ def test_reference_then_recipes_then_design_then_sampler(tmp_path: Path) -> None
 
 def test_every_proposal_lies_in_the_space(tmp_path: Path) -> None:
     proposer = open_study(tmp_path)
-    for _ in range(8):
+    for _ in range(6):
         proposal = proposer.ask()
         assert all(SPACE[name].contains(value) for name, value in proposal.changes.items())
         assert proposal.changes.keys() == SPACE.keys()
@@ -115,7 +115,7 @@ def test_telling_twice_changes_nothing(tmp_path: Path) -> None:
 
 def test_failures_and_violations_in_any_mix_do_not_stop_the_sampler(tmp_path: Path) -> None:
     proposer = open_study(tmp_path, startup_trials=2)
-    for index in range(8):
+    for index in range(5):
         proposal = proposer.ask()
         if index % 3 == 0:
             proposer.tell_unusable(proposal.number)
