@@ -25,6 +25,12 @@ def model() -> Path:
     return MODEL
 
 
+def user_environment() -> dict[str, str]:
+    """The environment without what MLflow's own client leaves in it when other tests use it in this process."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    return {**kept, "PYTHONPATH": str(ROOT)}
+
+
 class Tuner:
     """The command in a folder of its own, as a user runs it."""
 
@@ -33,7 +39,7 @@ class Tuner:
         self.started: list[psutil.Popen] = []
 
     def start(self, *arguments: str) -> psutil.Popen:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = user_environment()
         with (self.folder / "output.txt").open("a") as output:
             process = psutil.Popen(
                 [sys.executable, "-m", "tuner", *arguments],
@@ -46,7 +52,7 @@ class Tuner:
         return process
 
     def run(self, *arguments: str, limit_s: float = 400) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = user_environment()
         return subprocess.run(
             [sys.executable, "-m", "tuner", *arguments],
             cwd=self.folder,
