@@ -15,7 +15,8 @@ serve` has it.
 Two arguments of the engine are chosen for the comparison. Prefix caching is off, for `vllm bench serve` warms up with a
 prompt that it measures later. Steps are short (128 tokens): whether a request that arrives with another just makes a
 step, or waits for its end, is decided by a millisecond and by no tool, and with steps of a whole prompt it moved the
-TTFT of all requests of a burst by 0.3 s and the p95 of 24 requests by up to 40%, in either direction.
+TTFT of all requests of a burst by 0.3 s or more and the p95 of 24 requests by up to 40% (data/parity_whole_prompts.json,
+which `--show --data` shows: outside of bursts the same requests agree within some percent).
 
     PYTHONPATH=. python benchmarks/parity.py [--rounds 3] [--markdown]      measure, keep the rounds, show them
     PYTHONPATH=. python benchmarks/parity.py --show [--markdown]            show the rounds that were kept
@@ -34,7 +35,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +112,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """One side in one round: a value a request, in order of arrival, and CPU seconds of each process meanwhile."""
+    """One side in one round: a value a request, in order of arrival."""
 
     side: str
     seed: int
     ttft_s: list[float]
     tpot_s: list[float]
     prompt_tokens: list[int]
-    cpu_s: dict[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
         """Return the figures that are compared, in seconds."""
@@ -298,6 +298,7 @@ def main() -> None:
         document = {
             "vllm": vllm_version(),
             "cores": psutil.cpu_count(),
+            "arguments": {**CONFIG.args, "model": MODEL.name},
             "load": asdict(load),
             "runs": [asdict(run) for run in runs],
         }
