@@ -15,8 +15,8 @@ serve` has it.
 Two arguments of the engine are chosen for the comparison. Prefix caching is off, for `vllm bench serve` warms up with a
 prompt that it measures later. Steps are short (128 tokens): whether a request that arrives with another just makes a
 step, or waits for its end, is decided by a millisecond and by no tool, and with steps of a whole prompt it moved the
-TTFT of all requests of a burst by 0.3 s or more and the p95 of 24 requests by up to 40% (data/parity_whole_prompts.json,
-which `--show --data` shows: outside of bursts the same requests agree within some percent).
+TTFT of all requests of a burst by 0.3 s or more, and the p95 of 24 requests by up to 40%. Those rounds are kept in
+data/parity_whole_prompts.json (`--show --data FILE`); outside of bursts their requests agree within some percent.
 
     PYTHONPATH=. python benchmarks/parity.py [--rounds 3] [--markdown]      measure, keep the rounds, show them
     PYTHONPATH=. python benchmarks/parity.py --show [--markdown]            show the rounds that were kept
