@@ -9,6 +9,7 @@ Optuna's GP sampler on SQLite, vLLM's own validation in its helper process, the 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import os
 import statistics
@@ -84,6 +85,9 @@ class Quiet:
     def finished(self, record: TrialRecord, history: History) -> None:
         """Note the time."""
         self.ends_s.append(time.perf_counter())
+        if len(self.ends_s) % 25 == 0:
+            latest = [b - a for a, b in itertools.pairwise(self.ends_s[-21:])]
+            print(f"trial {len(self.ends_s)}: median {statistics.median(latest):.2f} s", flush=True)
 
     def noted(self, text: str) -> None:
         """Nothing to show."""
@@ -128,7 +132,7 @@ def main() -> None:
         tuner.opening.make_engine = lambda *_: engine  # type: ignore[assignment]  # the one thing that is not real
         with opened(file, listener, fresh=False) as rooms:
             StudyRun(rooms, trials=trials, deadline=None).run()
-        gaps = [b - a for a, b in zip(listener.ends_s, listener.ends_s[1:], strict=False)]
+        gaps = [b - a for a, b in itertools.pairwise(listener.ends_s)]
         last = gaps[-20:]
     print(f"{len(gaps) + 1} trials; the engine's own share {engine.busy_s / len(listener.ends_s):.3f} s a trial")
     print(f"overhead a trial, last 20: median {statistics.median(last):.2f} s, worst {max(last):.2f} s")
