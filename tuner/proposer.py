@@ -123,15 +123,20 @@ class Proposer:
         """Whether something is queued that was not proposed yet."""
         return any(t.state.name == "WAITING" for t in self._study.get_trials(deepcopy=False))
 
-    def ask(self) -> Proposal:
-        """Propose the next trial. The same history gives the same proposal, whatever was interrupted before."""
+    def ask(self, *, explore: bool = False) -> Proposal:
+        """Propose the next trial. The same history gives the same proposal, whatever was interrupted before.
+
+        `explore` draws at random where the sampler would decide: it may insist on what is known already.
+        """
         history = self._study.get_trials(deepcopy=False)
         waiting = next((t for t in history if t.state.name == "WAITING"), None)
         if waiting is None and self._count_told(history) < self._search.startup_trials:
             self.enqueue("design", self._design_point(sum(t.user_attrs.get("source") == "design" for t in history)))
             return self.ask()
         in_space = waiting is None or bool(waiting.user_attrs["in_space"])
-        self._study.sampler = _sampler(self._search.sampler, _seed(self._search.seed, len(history)))
+        self._study.sampler = _sampler(
+            "random" if explore else self._search.sampler, _seed(self._search.seed, len(history))
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that GPSampler is experimental, and which values lie outside a range
             trial = self._study.ask(fixed_distributions=self._distributions if in_space else None)

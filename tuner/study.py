@@ -38,6 +38,8 @@ ATTEMPTS = 2
 """A void or machine-failed trial is tried once more."""
 REFERENCE_TRIALS = 3
 """So many trials of one run may go into the reference, with which everything is compared, before it is done without."""
+INSISTS = 3
+"""So many known or refused proposals in a row mean that the sampler is stuck: the next one is drawn at random."""
 REFUSALS_IN_A_ROW = 200
 """So many proposals in a row that needed no engine mean that nothing is left to try."""
 NOT_A_CANDIDATE = frozenset({"sentinel", "confirm"})
@@ -116,7 +118,7 @@ class StudyRun:
         self._catch_up()
         refusals = 0
         while (ending := self._ending()) is None:
-            proposal = self._next()
+            proposal = self._next(explore=refusals >= INSISTS)
             ran = self._trial(proposal)
             refusals = 0 if ran else refusals + 1
             if refusals >= REFUSALS_IN_A_ROW:
@@ -154,14 +156,14 @@ class StudyRun:
             if record.state is TrialState.FAILED:
                 proposer.enqueue_again(record.number)
 
-    def _next(self) -> Proposal:
+    def _next(self, *, explore: bool = False) -> Proposal:
         open_trials = self._rooms.proposer.open_trials()
         if open_trials:
             return open_trials[0]
         if not self._rooms.proposer.has_queued():
             self._queue_reference_again()
             self._queue_sentinel()
-        return self._rooms.proposer.ask()
+        return self._rooms.proposer.ask(explore=explore)
 
     def _queue_reference_again(self) -> None:
         """Queue the reference once more where the machine failed it or its measurement is void."""
