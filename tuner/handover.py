@@ -16,6 +16,7 @@ from tuner.export import FORMATS
 from tuner.judge import objectives_of
 from tuner.ledger import TrialRecord, Verification
 from tuner.picks import pick
+from tuner.study import measure_plan
 from tuner.study_file import StudyFile
 from tuner.study_folder import STORE, StudyFolder
 from tuner.view import StudyView, view
@@ -176,7 +177,6 @@ def verify(study: str, pick_text: str, rounds: int, *, over_http: bool, say: Cal
     TunerError
         When the pick cannot be verified, or one of both cannot be started.
     """
-    from tuner.engine.protocol import MeasurePlan
     from tuner.judge import judge, user_metrics
     from tuner.opening import build_workload, machine_of, make_engine, memory_predictor
     from tuner.verify import verify as measure_in_turns
@@ -194,21 +194,13 @@ def verify(study: str, pick_text: str, rounds: int, *, over_http: bool, say: Cal
             engine: Any = ServedTrialEngine(folder.note_processes)
         else:
             engine = make_engine(file, folder, memory_predictor(file, machine_of(file), folder.ledger.history))
-        measured = file.spec.measure
         try:
             outcome = measure_in_turns(
                 engine,
                 reference.config,
                 record.config,
                 workload,
-                MeasurePlan(
-                    repeats=measured.repeats,
-                    speed_probe=measured.speed_probe,
-                    start_budget_s=measured.start_budget_s,
-                    run_budget_s=measured.run_budget_s,
-                    stop_budget_s=measured.stop_budget_s,
-                    log_path=folder.path / "verify" / "engine.log",
-                ),
+                measure_plan(file.spec.measure, 0, folder.path / "verify" / "engine.log"),
                 number=record.number,
                 rounds=rounds,
                 objectives=objectives_of(file),

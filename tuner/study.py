@@ -11,6 +11,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from objectives.measurement import Failure, FailureKind, Measurement, Stage
@@ -27,6 +28,7 @@ from tuner.judge import judge
 from tuner.ledger import Attempt, History, Ledger, StudyNote, TrialLine, TrialRecord, TrialState
 from tuner.pace import FIRST_GUESS_S, TWIN_GUESS_S, Pace
 from tuner.proposer import Proposal, Proposer
+from tuner.spec import Measure
 from tuner.study_file import StudyFile
 from tuner.study_folder import StudyFolder
 from tuner.view import Objective, view
@@ -274,10 +276,10 @@ class StudyRun:
         attempts: list[Attempt] = []
         engine_s = 0.0
         for attempt in range(ATTEMPTS):
+            log_path = self._rooms.folder.trial(record.number) / "engine.log"
+            plan = measure_plan(self._rooms.file.spec.measure, record.number * ATTEMPTS + attempt, log_path)
             began_s = time.monotonic()
-            outcome = self._rooms.engine.run(
-                record.config, self._rooms.workload, self._plan(record.number, attempt), self._rooms.listener.progressed
-            )
+            outcome = self._rooms.engine.run(record.config, self._rooms.workload, plan, self._rooms.listener.progressed)
             seconds = time.monotonic() - began_s
             engine_s += seconds
             finished = self._scored(record, outcome)
@@ -290,18 +292,6 @@ class StudyRun:
             if self._machine_failures >= MACHINE_FAILURES_IN_A_ROW:
                 return finished
         return finished
-
-    def _plan(self, number: int, attempt: int) -> MeasurePlan:
-        measure = self._rooms.file.spec.measure
-        return MeasurePlan(
-            repeats=measure.repeats,
-            speed_probe=measure.speed_probe,
-            salt=number * ATTEMPTS + attempt,
-            start_budget_s=measure.start_budget_s,
-            run_budget_s=measure.run_budget_s,
-            stop_budget_s=measure.stop_budget_s,
-            log_path=self._rooms.folder.trial(number) / "engine.log",
-        )
 
     def _scored(self, record: TrialRecord, outcome: Measurement | Failure) -> TrialRecord:
         """Turn what an engine showed into a finished record; its tables are on disk before it is."""
@@ -403,6 +393,19 @@ class StudyRun:
         self._ledger.append(StudyNote(code, text, time.time(), values or {}))
         self._history = self._ledger.history()
         self._rooms.listener.noted(text)
+
+
+def measure_plan(measure: Measure, salt: int, log_path: Path) -> MeasurePlan:
+    """Say how an engine is to be measured, as the study file asks; `salt` must be fresh for each measurement."""
+    return MeasurePlan(
+        repeats=measure.repeats,
+        speed_probe=measure.speed_probe,
+        salt=salt,
+        start_budget_s=measure.start_budget_s,
+        run_budget_s=measure.run_budget_s,
+        stop_budget_s=measure.stop_budget_s,
+        log_path=log_path,
+    )
 
 
 def candidates(history: History) -> int:
