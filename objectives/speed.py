@@ -36,7 +36,11 @@ def speed_index(probe: SpeedProbe, reference: SpeedProbe) -> float:
 
 def mean_probe(measurement: Measurement) -> SpeedProbe | None:
     """Geometric mean of the probes before and after the workload, or the only one; `None` where there is none."""
-    probes = [p for p in (measurement.speed_before, measurement.speed_after) if p is not None]
+    return mean_of_probes([p for p in (measurement.speed_before, measurement.speed_after) if p is not None])
+
+
+def mean_of_probes(probes: Sequence[SpeedProbe]) -> SpeedProbe | None:
+    """Geometric mean of some probes; `None` of none."""
     if not probes:
         return None
     return SpeedProbe(

@@ -298,7 +298,8 @@ def trials_csv(study: StudyView) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     ends = [f"{o.name}{end}" for o in study.objectives for end in ("", "_low", "_high")]
-    writer.writerow(["number", "state", "source", "pareto", "knee", *ends, "memory_violation", "failure", *names])
+    fields = ["number", "state", "source", "pareto", "knee", "verified"]
+    writer.writerow([*fields, *ends, "memory_violation", "failure", *names])
     for trial in study.trials:
         document = trial_document(study, trial)
         cells = []
@@ -307,6 +308,6 @@ def trials_csv(study: StudyView) -> str:
             cells += [document["values"].get(objective.name), *interval]
         failure = document["failure"]["kind"] if document["failure"] else None
         params = [json.dumps(v) if isinstance(v := trial.params.get(n), dict | list) else v for n in names]
-        head = [trial.number, document["state"], trial.source, document["pareto"], document["knee"]]
+        head = [trial.number, *(document[key] for key in fields[1:])]
         writer.writerow([*head, *cells, document["violations"].get("memory"), failure, *params])
     return buffer.getvalue()

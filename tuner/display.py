@@ -77,6 +77,7 @@ def front_table(study: StudyView, title: str = "") -> Table:
 def _cells(row: Row) -> list[str | Text]:
     marks = " ref" if row.reference else ""
     marks += " knee" if row.knee else ""
+    marks += " verified" if row.verified else ""
     cells: list[str | Text] = [f"{row.number}{marks}"]
     for cell in row.cells:
         cells.append(objective_text(cell.objective, cell.value))

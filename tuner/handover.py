@@ -6,13 +6,18 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from objectives.measurement import SpeedProbe
+from objectives.speed import mean_of_probes
 from tuner.commands import load
+from tuner.engine.protocol import TrialEngine
 from tuner.errors import PickError, TunerError
 from tuner.export import FORMATS
+from tuner.export.deployment import Deployment, deployment
+from tuner.export.files import write as write_files
 from tuner.judge import objectives_of
 from tuner.ledger import TrialRecord, Verification
 from tuner.picks import pick
@@ -39,7 +44,7 @@ def finish(file: StudyFile) -> Finished:
     lines = [verdict(study).headline]
     if study.knee is not None and not study.predicted:
         into = folder.path / "knee"
-        paths = _write_export(file, study, study.trial(study.knee), "vllm", into, force=True, target=None)
+        paths = write_files(FORMATS["vllm"](_deployment(study, study.trial(study.knee))), into, force=True)
         lines.append(f"knee: trial {study.knee}, exported to {' and '.join(_short(p) for p in paths)}")
     lines.append(f"see every trial in MLflow: tuner ui {file.spec.study}")
     return Finished(study, tuple(lines))
@@ -84,10 +89,14 @@ def ui(study: str | None, port: int | None) -> Ui:
     return Ui(experiment_url(server.base_url, experiment_id), server.command, server.env)
 
 
+REGISTRY = "mlflow"
+"""The format that is not a folder of files: a version of a registered model in MLflow."""
+
+
 def export(
     study: str, *, format_name: str, pick_text: str, into: Path, force: bool, verified: bool, allow_different: bool
-) -> list[Path]:
-    """Write a deployment of a trial and return the files.
+) -> list[str]:
+    """Write a deployment of a trial and return what to show: the files, or where MLflow has it.
 
     Raises
     ------
@@ -97,48 +106,36 @@ def export(
     from tuner.engine.vllm import vllm_version
     from tuner.export.deployment import Target
 
-    file, shown, _ = load(study)
-    if format_name not in FORMATS:
-        raise PickError(f"--format {format_name}: there is no such format; there are {', '.join(FORMATS)}")
-    target = Target(vllm_version=vllm_version())
-    return _write_export(
-        file,
+    file, shown, folder = load(study)
+    if format_name not in (*FORMATS, REGISTRY):
+        raise PickError(f"--format {format_name}: there is no such format; there are {', '.join((*FORMATS, REGISTRY))}")
+    deployed = _deployment(
         shown,
         pick(shown, pick_text),
-        format_name,
-        into,
-        force=force,
-        target=target,
-        verified=verified,
-        allow_different=allow_different,
-    )
-
-
-def _write_export(
-    file: StudyFile,
-    study: StudyView,
-    record: TrialRecord,
-    format_name: str,
-    into: Path,
-    *,
-    force: bool,
-    target: Any,
-    verified: bool = False,
-    allow_different: bool = False,
-) -> list[Path]:
-    from tuner.export.defaults import engine_defaults
-    from tuner.export.deployment import Target, deployment
-    from tuner.export.files import write
-
-    deployed = deployment(
-        study,
-        record,
-        defaults=engine_defaults(),
-        target=target or Target(),
+        target=Target(vllm_version=vllm_version()),
         require_verified=verified,
         allow_different=allow_different,
     )
-    return write(FORMATS[format_name](deployed), into, force=force)
+    if format_name == REGISTRY:
+        return _register(file, folder, deployed)
+    return [str(path) for path in write_files(FORMATS[format_name](deployed), into, force=force)]
+
+
+def _register(file: StudyFile, folder: StudyFolder, deployed: Deployment) -> list[str]:
+    """Register a deployment in MLflow, whose run of the trial is brought up to date first."""
+    from tuner.opening import tracker_of
+
+    tracker = tracker_of(file)
+    tracker.sync(folder.ledger.history(), folder.path, live=folder.is_running())
+    done = tracker.register(deployed)
+    was = "registered" if done.created else "was registered already, and is"
+    return [f"{done.uri}: version {done.version} (trial {deployed.trial}) {was} {done.alias}"]
+
+
+def _deployment(study: StudyView, record: TrialRecord, **rules: Any) -> Deployment:
+    from tuner.export.defaults import engine_defaults
+
+    return deployment(study, record, defaults=engine_defaults(), **rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +154,23 @@ class Verified:
             "change": dict(v.change),
             "interval": {name: list(ends) for name, ends in v.interval.items()},
             "verdict": dict(v.verdict),
+            "runs": [asdict(run) for run in v.runs],
+            "agreement": {a.name: {**asdict(a), "within_noise": a.within_noise} for a in v.agreement},
         }
 
     def lines(self) -> list[str]:
         """Return it as lines for people."""
+        from tuner.verify import agreement_sentence
+
         v = self.verification
         how = "over HTTP" if v.over_http else "in process"
-        return [f"trial {v.number} against vLLM's defaults, {v.rounds} rounds, {how}:"] + [
-            f"  {name}: {v.verdict[name]}, {change:+.1%} ({v.interval[name][0]:+.1%} … {v.interval[name][1]:+.1%})"
-            for name, change in v.change.items()
-        ]
+        lines = [f"trial {v.number} against vLLM's defaults, {v.rounds} rounds, {how}:"]
+        for name, change in v.change.items():
+            low, high = v.interval[name]
+            lines.append(f"  {name}: {v.verdict[name]}, {change:+.1%} ({low:+.1%} … {high:+.1%})")
+        if v.agreement:
+            lines.append(f"trial {v.number} as it is served, against what the study measured in process:")
+        return [*lines, *(f"  {agreement_sentence(a)}" for a in v.agreement)]
 
 
 def verify(study: str, pick_text: str, rounds: int, *, over_http: bool, say: Callable[[str], None]) -> Verified:
@@ -178,7 +182,8 @@ def verify(study: str, pick_text: str, rounds: int, *, over_http: bool, say: Cal
         When the pick cannot be verified, or one of both cannot be started.
     """
     from tuner.judge import judge, user_metrics
-    from tuner.opening import build_workload, machine_of, make_engine, memory_predictor
+    from tuner.opening import build_workload, tracker_of
+    from tuner.verify import agreement
     from tuner.verify import verify as measure_in_turns
 
     file, shown, folder = load(study)
@@ -188,19 +193,16 @@ def verify(study: str, pick_text: str, rounds: int, *, over_http: bool, say: Cal
         raise PickError(f"{study}: the reference was not measured yet; `tuner run {study}` measures it first")
     with folder.locked():
         workload, metrics = build_workload(file).workload, user_metrics(file)
-        if over_http:
-            from tuner.engine.serve import ServedTrialEngine
-
-            engine: Any = ServedTrialEngine(folder.note_processes)
-        else:
-            engine = make_engine(file, folder, memory_predictor(file, machine_of(file), folder.ledger.history))
+        log_path = folder.path / "verify" / "engine.log"
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        engine = _served_engine(file, folder, shown, record) if over_http else _own_engine(file, folder)
         try:
             outcome = measure_in_turns(
                 engine,
                 reference.config,
                 record.config,
                 workload,
-                measure_plan(file.spec.measure, 0, folder.path / "verify" / "engine.log"),
+                measure_plan(file.spec.measure, 0, log_path),
                 number=record.number,
                 rounds=rounds,
                 objectives=objectives_of(file),
@@ -213,9 +215,39 @@ def verify(study: str, pick_text: str, rounds: int, *, over_http: bool, say: Cal
             engine.close()
         if not isinstance(outcome, Verification):
             raise TunerError(f"trial {record.number}: {outcome.kind} at {outcome.stage}: {outcome.message}")
-        outcome = replace(outcome, finished_at=time.time())
+        if over_http:
+            compared = agreement(outcome.runs, shown.values(record), _probe(record), shown.noise, shown.objectives)
+            outcome = replace(outcome, agreement=compared)
         folder.ledger.append(outcome)
-    from tuner.opening import tracker_of
-
-    tracker_of(file).sync(folder.ledger.history(), folder.path, live=False)
+    tracker_of(file).sync(folder.ledger.history(), folder.path, live=False, final=True)
     return Verified(outcome)
+
+
+def _own_engine(file: StudyFile, folder: StudyFolder) -> TrialEngine:
+    from tuner.opening import machine_of, make_engine, memory_predictor
+
+    return make_engine(file, folder, memory_predictor(file, machine_of(file), folder.ledger.history))
+
+
+def _served_engine(file: StudyFile, folder: StudyFolder, study: StudyView, record: TrialRecord) -> TrialEngine:
+    """Engine that serves the pick from the very file that `tuner export --format vllm` writes.
+
+    The defaults are served from their export too where they may be exported; where they broke a constraint, from the
+    arguments that they were measured with.
+    """
+    from tuner.engine.serve import ServedTrialEngine
+
+    files = {record.config.key(): _config_text(study, record)}
+    if study.reference is not None and study.reference.number in study.results:
+        files[study.reference.config.key()] = _config_text(study, study.reference)
+    return ServedTrialEngine(folder.note_processes, files)
+
+
+def _config_text(study: StudyView, record: TrialRecord) -> str:
+    deployed = _deployment(study, record)
+    return FORMATS["vllm"](deployed)[f"{deployed.name}.yaml"]
+
+
+def _probe(record: TrialRecord) -> SpeedProbe | None:
+    """Speed probe of a trial: the mean of those before and after its workload."""
+    return mean_of_probes([p for p in (record.speed_before, record.speed_after) if p is not None])

@@ -114,11 +114,53 @@ class TrialLine:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedRun:
+    """One engine start of a verification: its round, its side ("default" or "pick"), its objectives, its probe."""
+
+    round: int
+    side: str
+    values: Mapping[str, float]
+    probe: SpeedProbe | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """One objective as the study measured it in process, and as the served configuration has it over HTTP.
+
+    Parameters
+    ----------
+    change:
+        Relative: served / in_process - 1.
+    tolerance:
+        Size of `change` that the noise of both allows.
+    speed_index:
+        How many times as long the speed probe took as when the study measured the trial; `None` without a probe.
+    corrected:
+        `change` without what the speed index accounts for; `None` where there is no index, or the objective does not
+        follow the machine's speed.
+    """
+
+    name: str
+    in_process: float
+    served: float
+    change: float
+    tolerance: float
+    speed_index: float | None = None
+    corrected: float | None = None
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether the noise allows the difference."""
+        return abs(self.change) <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
     """The pick measured again against the reference, interleaved.
 
     `change` maps an objective to its relative change (-0.2 is 20% less) and `interval` to that change's 95% interval;
-    `verdict` maps it to "better", "worse" or "no difference".
+    `verdict` maps it to "better", "worse" or "no difference". `runs` are all that counted, in order; `agreement` is
+    there for what was measured over HTTP.
     """
 
     number: int
@@ -128,7 +170,14 @@ class Verification:
     verdict: Mapping[str, str]
     over_http: bool
     finished_at: float
+    runs: tuple[VerifiedRun, ...] = ()
+    agreement: tuple[Agreement, ...] = ()
     kind: Literal["verification"] = "verification"
+
+    @property
+    def found_better(self) -> bool:
+        """Whether it is better in some objective, beyond what the noise allows."""
+        return "better" in self.verdict.values()
 
 
 @dataclass(frozen=True, slots=True)

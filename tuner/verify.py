@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +23,13 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from objectives.measurement import Failure, Measurement
+from objectives.measurement import Failure, Measurement, SpeedProbe
 from objectives.score import Score
+from objectives.speed import correct, mean_probe, speed_index
 from tuner.config import EngineConfig
 from tuner.engine.protocol import MeasurePlan, Progress, TrialEngine
 from tuner.errors import StudyStoppedError, UsageError
-from tuner.ledger import Verification
+from tuner.ledger import Agreement, Verification, VerifiedRun
 from tuner.view import Objective
 from tuner.workload.model import Workload
 
@@ -103,7 +105,6 @@ def verify(
     progress: Progress,
     over_http: bool = False,
     seed: int = 0,
-    on_score: Callable[[Run, Score], None] = lambda run, score: None,
 ) -> Verification | Failure:
     """Measure `pick` and `reference` in turns and say which is better.
 
@@ -113,8 +114,6 @@ def verify(
     ----------
     number:
         The trial that `pick` is the configuration of.
-    on_score:
-        Told the score of every run that counts, in order.
 
     Returns
     -------
@@ -128,7 +127,7 @@ def verify(
     StudyStoppedError
         When too few runs of an objective count.
     """
-    kept: list[tuple[Run, Score]] = []
+    kept: list[VerifiedRun] = []
     runs = plan_rounds(rounds, seed)
     for index, run in enumerate(runs):
         outcome = _measured(
@@ -142,9 +141,9 @@ def verify(
         if isinstance(outcome, Failure):
             return outcome
         if outcome is not None:
-            kept.append((run, outcome))
-            on_score(run, outcome)
-    compared = compare([(run, s.values) for run, s in kept], objectives)
+            values = {o.name: v for o in objectives if (v := outcome.score.values.get(o.name)) is not None}
+            kept.append(VerifiedRun(run.round, run.side, values, outcome.probe))
+    compared = compare(kept, objectives)
     if not compared:
         raise StudyStoppedError(
             f"verify: only {len(kept)} of {len(runs)} runs count, too few for any objective; the others were void "
@@ -158,16 +157,17 @@ def verify(
         verdict={name: c.verdict for name, c in compared.items()},
         over_http=over_http,
         finished_at=time.time(),
+        runs=tuple(kept),
     )
 
 
-def compare(runs: Sequence[tuple[Run, Mapping[str, float]]], objectives: Sequence[Objective]) -> dict[str, Comparison]:
+def compare(runs: Sequence[VerifiedRun], objectives: Sequence[Objective]) -> dict[str, Comparison]:
     """Compare the two sides, objective by objective, with intervals that hold together at `CONFIDENCE`.
 
     Parameters
     ----------
     runs:
-        In the order in which they ran, with the values of their scores.
+        In the order in which they ran.
 
     Returns
     -------
@@ -178,7 +178,7 @@ def compare(runs: Sequence[tuple[Run, Mapping[str, float]]], objectives: Sequenc
     level = 1.0 - (1.0 - CONFIDENCE) / max(len(objectives), 1)
     compared: dict[str, Comparison] = {}
     for objective in objectives:
-        order = [(i, run.side, values.get(objective.name, 0.0)) for i, (run, values) in enumerate(runs)]
+        order = [(i, run.side, run.values.get(objective.name, 0.0)) for i, run in enumerate(runs)]
         counted = [(i, side, value) for i, side, value in order if value > 0]
         if len(counted) < _MIN_VALUES or {side for _, side, _ in counted} != {"default", "pick"}:
             continue
@@ -212,6 +212,12 @@ def _verdict(low: float, high: float, objective: Objective) -> Verdict:
     return "better" if is_less == (objective.direction == "minimize") else "worse"
 
 
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    score: Score
+    probe: SpeedProbe | None
+
+
 def _measured(
     engine: TrialEngine,
     config: EngineConfig,
@@ -219,9 +225,9 @@ def _measured(
     plan: MeasurePlan,
     score: Callable[[Measurement], Score],
     progress: Progress,
-) -> Score | Failure | None:
+) -> _Scored | Failure | None:
     """Score of one run, tried twice at most; `None` when it was void both times."""
-    outcome: Score | Failure | None = None
+    outcome: Failure | None = None
     for attempt in range(2):
         measured = engine.run(config, workload, dataclasses.replace(plan, salt=plan.salt + attempt), progress)
         if isinstance(measured, Failure):
@@ -233,7 +239,7 @@ def _measured(
             raise UsageError("verify: the twin predicts and cannot verify; name a real engine in `engine`")
         scored = score(measured)
         if not scored.void:
-            return scored
+            return _Scored(scored, mean_probe(measured))
         outcome = None
     return outcome
 
@@ -248,39 +254,10 @@ def _salt(seed: int, number: int) -> int:
     return int.from_bytes(digest[:4], "little") & 0x7FFFFFFE
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """One objective as the study measured it in process, and as the served configuration has it over HTTP.
-
-    `change` is relative; `tolerance` is what the noise of both allows.
-    """
-
-    name: str
-    in_process: float
-    served: float
-    change: float
-    tolerance: float
-
-    @property
-    def within_noise(self) -> bool:
-        """Whether the noise allows the difference."""
-        return abs(self.change) <= self.tolerance
-
-    def sentence(self) -> str:
-        """Say it to the operator, with where a difference comes from."""
-        text = f"{self.name}: {self.served:.4g} served, {self.in_process:.4g} in process ({self.change:+.1%})"
-        if self.within_noise:
-            return f"{text}, within the noise of {self.tolerance:.1%}"
-        return (
-            f"{text}, beyond the noise of {self.tolerance:.1%}: over HTTP a request also passes the API server, "
-            "and every token the detokeniser and a stream of its own; a machine that changed since the study shows "
-            "here too"
-        )
-
-
 def agreement(
-    served: Sequence[Mapping[str, float]],
+    runs: Sequence[VerifiedRun],
     in_process: Mapping[str, float],
+    probe: SpeedProbe | None,
     noise: Mapping[str, float],
     objectives: Sequence[Objective],
 ) -> tuple[Agreement, ...]:
@@ -288,15 +265,19 @@ def agreement(
 
     Parameters
     ----------
-    served:
-        Values of the pick's runs over HTTP.
+    runs:
+        Those of a verification over HTTP.
+    in_process, probe:
+        Values and speed probe of the trial.
     noise:
         The study's noise floors: relative difference of two single measurements that 95% stay below. Where there is
         none, the scatter of the served runs stands for it.
     """
+    served = [run for run in runs if run.side == "pick"]
+    index = _speed_index([run.probe for run in served], probe)
     found = []
     for objective in objectives:
-        values = [v for row in served if (v := row.get(objective.name, 0.0)) > 0]
+        values = [v for run in served if (v := run.values.get(objective.name, 0.0)) > 0]
         base = in_process.get(objective.name, 0.0)
         if not values or base <= 0:
             continue
@@ -304,5 +285,29 @@ def agreement(
         center = float(np.exp(np.median(logs)))
         scatter = float(stats.t.ppf(0.975, len(values) - 1) * logs.std(ddof=1)) if len(values) > 1 else 0.0
         tolerance = noise.get(objective.name, math.expm1(scatter))
-        found.append(Agreement(objective.name, base, center, center / base - 1.0, tolerance))
+        same_speed = correct({objective.name: center}, index).values() if index else ()
+        corrected = next((value / base - 1.0 for value in same_speed), None)
+        found.append(Agreement(objective.name, base, center, center / base - 1.0, tolerance, index, corrected))
     return tuple(found)
+
+
+def _speed_index(served: Sequence[SpeedProbe | None], in_process: SpeedProbe | None) -> float | None:
+    """Speed index of the served runs against the trial's; median over the runs."""
+    if in_process is None:
+        return None
+    indices = [speed_index(probe, in_process) for probe in served if probe is not None]
+    return statistics.median(indices) if indices else None
+
+
+def agreement_sentence(compared: Agreement) -> str:
+    """Say to the operator how the served figures compare, and where a difference comes from."""
+    text = f"{compared.name}: {compared.served:.4g} served, {compared.in_process:.4g} in process"
+    text += f" ({compared.change:+.1%})"
+    if compared.within_noise:
+        return f"{text}, within the noise of {compared.tolerance:.1%}"
+    text += f", beyond the noise of {compared.tolerance:.1%}: over HTTP a request also passes the API server, and "
+    text += "every token the detokeniser and a stream of its own"
+    if compared.speed_index is None:
+        return f"{text}; a machine that changed since the study shows here too"
+    text += f"; the speed probe took {compared.speed_index:.2f} times as long as in the study"
+    return text if compared.corrected is None else f"{text}, and without that it is {compared.corrected:+.1%}"

@@ -118,6 +118,16 @@ class StudyView:
         """Return the trial of this number."""
         return next(t for t in self.trials if t.number == number)
 
+    def verification(self, number: int) -> Verification | None:
+        """Return what the latest verification of a trial said."""
+        return next((v for v in reversed(self.verifications) if v.number == number), None)
+
+    def is_verified(self, number: int) -> bool:
+        """Whether measuring the trial again, in turns with the defaults, found it better; the defaults need not be."""
+        last = self.verification(number)
+        is_reference = self.reference is not None and self.reference.number == number
+        return last is not None and (is_reference or last.found_better)
+
     def values(self, trial: TrialRecord) -> Mapping[str, float]:
         """Metrics to show for a trial: over all measurements of its configuration if it stands for one."""
         if trial.number in self.results:
@@ -270,9 +280,23 @@ def trial_document(study: StudyView, trial: TrialRecord) -> dict[str, Any]:
         "void": [reason.code for reason in trial.score.void] if trial.score else [],
         "pareto": trial.number in study.front,
         "knee": trial.number == study.knee,
+        "verified": study.is_verified(trial.number),
+        "verification": _verification_document(study.verification(trial.number)),
         "failure": {"kind": failure.kind.value, "stage": failure.stage.value, "message": failure.message}
         if failure
         else None,
+    }
+
+
+def _verification_document(verification: Verification | None) -> dict[str, Any] | None:
+    if verification is None:
+        return None
+    return {
+        "rounds": verification.rounds,
+        "over_http": verification.over_http,
+        "change": dict(verification.change),
+        "interval": {name: list(ends) for name, ends in verification.interval.items()},
+        "verdict": dict(verification.verdict),
     }
 
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectives.measurement import EngineFacts, Failure, FailureKind, Measurement, Stage
+from objectives.measurement import EngineFacts, Failure, FailureKind, Measurement, SpeedProbe, Stage
 from objectives.score import Score, VoidReason
 from tuner.config import EngineConfig
 from tuner.engine.protocol import MeasurePlan, Progress
 from tuner.errors import StudyStoppedError, UsageError
-from tuner.ledger import Verification
-from tuner.verify import DEFAULT_ROUNDS, Run, agreement, compare, plan_rounds, verify
+from tuner.ledger import Verification, VerifiedRun
+from tuner.verify import DEFAULT_ROUNDS, Run, agreement, agreement_sentence, compare, plan_rounds, verify
 from tuner.view import Objective
 from tuner.workload.model import Request, Workload
 
@@ -78,6 +78,10 @@ def run_verify(
     return found, engine
 
 
+def ran(run: Run, **values: float) -> VerifiedRun:
+    return VerifiedRun(run.round, run.side, values)
+
+
 def steady(config: EngineConfig, call: int) -> dict[str, float]:
     factor = 0.7 if config == PICK else 1.0
     wobble = 1.0 + 0.004 * (-1) ** (call // 3)
@@ -112,13 +116,13 @@ def test_an_improvement_is_found_and_the_other_objective_left_alone() -> None:
 
 
 def test_more_is_better_where_the_objective_says_so() -> None:
-    runs = [(run, {"output_tokens_per_s": 130.0 if run.side == "pick" else 100.0}) for run in plan_rounds(3, 0)]
+    runs = [ran(run, output_tokens_per_s=130.0 if run.side == "pick" else 100.0) for run in plan_rounds(3, 0)]
 
     assert compare(runs, [RATE])["output_tokens_per_s"].verdict == "better"
 
 
 def test_a_change_that_nobody_would_deploy_for_is_no_difference() -> None:
-    runs = [(run, {"ttft_p95_s": 0.995 if run.side == "pick" else 1.0}) for run in plan_rounds(3, 0)]
+    runs = [ran(run, ttft_p95_s=0.995 if run.side == "pick" else 1.0) for run in plan_rounds(3, 0)]
 
     compared = compare(runs, [TTFT])["ttft_p95_s"]
 
@@ -127,7 +131,7 @@ def test_a_change_that_nobody_would_deploy_for_is_no_difference() -> None:
 
 
 def test_a_machine_that_slows_down_evenly_changes_nothing() -> None:
-    runs = [(run, {"ttft_p95_s": 1.1**i}) for i, run in enumerate(plan_rounds(4, 0))]
+    runs = [ran(run, ttft_p95_s=1.1**i) for i, run in enumerate(plan_rounds(4, 0))]
 
     assert compare(runs, [TTFT])["ttft_p95_s"].change == pytest.approx(0.0, abs=1e-9)
 
@@ -135,8 +139,8 @@ def test_a_machine_that_slows_down_evenly_changes_nothing() -> None:
 @given(st.lists(st.floats(0.1, 10), min_size=8, max_size=8), st.floats(0.01, 100))
 def test_the_change_does_not_depend_on_the_unit(values: list[float], unit: float) -> None:
     runs = plan_rounds(4, 0)
-    plain = compare([(r, {"ttft_p95_s": v}) for r, v in zip(runs, values, strict=True)], [TTFT])
-    scaled = compare([(r, {"ttft_p95_s": v * unit}) for r, v in zip(runs, values, strict=True)], [TTFT])
+    plain = compare([ran(r, ttft_p95_s=v) for r, v in zip(runs, values, strict=True)], [TTFT])
+    scaled = compare([ran(r, ttft_p95_s=v * unit) for r, v in zip(runs, values, strict=True)], [TTFT])
 
     assert scaled["ttft_p95_s"].change == pytest.approx(plain["ttft_p95_s"].change, rel=1e-6, abs=1e-9)
 
@@ -144,7 +148,7 @@ def test_the_change_does_not_depend_on_the_unit(values: list[float], unit: float
 @given(st.lists(st.floats(0.1, 10), min_size=8, max_size=8))
 def test_the_interval_holds_the_change_and_the_verdict_keeps_to_it(values: list[float]) -> None:
     runs = plan_rounds(4, 0)
-    compared = compare([(r, {"ttft_p95_s": v}) for r, v in zip(runs, values, strict=True)], [TTFT])["ttft_p95_s"]
+    compared = compare([ran(r, ttft_p95_s=v) for r, v in zip(runs, values, strict=True)], [TTFT])["ttft_p95_s"]
     low, high = compared.interval
 
     assert low <= compared.change <= high
@@ -153,9 +157,9 @@ def test_the_interval_holds_the_change_and_the_verdict_keeps_to_it(values: list[
 
 def test_the_fit_is_that_of_numpys_least_squares() -> None:
     draw = random.Random(0)
-    runs = [(run, {"ttft_p95_s": draw.uniform(1, 2)}) for run in plan_rounds(5, 0)]
-    design = [[run.side == "pick", 1.0, i] for i, (run, _) in enumerate(runs)]
-    logs = [math.log(values["ttft_p95_s"]) for _, values in runs]
+    runs = [ran(run, ttft_p95_s=draw.uniform(1, 2)) for run in plan_rounds(5, 0)]
+    design = [[run.side == "pick", 1.0, i] for i, run in enumerate(runs)]
+    logs = [math.log(run.values["ttft_p95_s"]) for run in runs]
 
     expected = np.linalg.lstsq(np.array(design, dtype=float), np.array(logs), rcond=None)[0][0]
 
@@ -172,7 +176,7 @@ def test_noise_alone_is_seldom_taken_for_a_difference_and_15_percent_is_found() 
     def verdicts(factor: float, repetitions: int = 400) -> list[tuple[str, ...]]:
         found = []
         for _ in range(repetitions):
-            rows = [(run, noisy(factor if run.side == "pick" else 1.0)) for run in plan_rounds(DEFAULT_ROUNDS, 0)]
+            rows = [ran(run, **noisy(factor if run.side == "pick" else 1.0)) for run in plan_rounds(DEFAULT_ROUNDS, 0)]
             found.append(tuple(c.verdict for c in compare(rows, OBJECTIVES).values()))
         return found
 
@@ -193,13 +197,12 @@ def test_a_void_run_is_tried_again_with_other_seeds() -> None:
 
 
 def test_a_run_that_stays_void_is_left_out() -> None:
-    scored: list[Run] = []
     void_twice = lambda config, call: {**steady(config, call), "void": float(call in (1, 2))}  # noqa: E731
 
-    found, _ = run_verify(void_twice, on_score=lambda run, _: scored.append(run))
+    found, _ = run_verify(void_twice)
 
     assert isinstance(found, Verification)
-    assert [run.side for run in scored] == ["default", "pick", "default", "default", "pick"]
+    assert [run.side for run in found.runs] == ["default", "pick", "default", "default", "pick"]
 
 
 def test_nothing_but_void_runs_is_no_verification() -> None:
@@ -242,15 +245,36 @@ def test_an_objective_that_is_undefined_in_too_many_runs_is_absent() -> None:
     assert set(found.change) == set(found.interval) == set(found.verdict) == {"ttft_p95_s"}
 
 
+def served(ttft_s: float, tpot_s: float, probe: SpeedProbe | None = None) -> VerifiedRun:
+    return VerifiedRun(0, "pick", {"ttft_p95_s": ttft_s, "tpot_p95_s": tpot_s}, probe)
+
+
 def test_served_figures_agree_within_the_studys_noise() -> None:
-    served = [{"ttft_p95_s": 1.04, "tpot_p95_s": 0.07}, {"ttft_p95_s": 1.06, "tpot_p95_s": 0.07}]
+    runs = [served(1.04, 0.07), VerifiedRun(0, "default", {"ttft_p95_s": 9.0}), served(1.06, 0.07)]
 
     ttft, tpot = agreement(
-        served, {"ttft_p95_s": 1.0, "tpot_p95_s": 0.05}, {"ttft_p95_s": 0.1, "tpot_p95_s": 0.1}, OBJECTIVES
+        runs, {"ttft_p95_s": 1.0, "tpot_p95_s": 0.05}, None, {"ttft_p95_s": 0.1, "tpot_p95_s": 0.1}, OBJECTIVES
     )
 
     assert ttft.within_noise
-    assert "within the noise of 10.0%" in ttft.sentence()
+    assert "within the noise of 10.0%" in agreement_sentence(ttft)
     assert not tpot.within_noise
     assert tpot.change == pytest.approx(0.4)
-    assert "detokeniser" in tpot.sentence()
+    assert "detokeniser" in agreement_sentence(tpot)
+    assert "a machine that changed" in agreement_sentence(tpot)
+
+
+def test_a_difference_is_explained_by_the_speed_that_the_probe_saw() -> None:
+    runs = [served(1.3, 0.05, SpeedProbe(0.6, 0.03))] * 2
+
+    ttft, _ = agreement(
+        runs,
+        {"ttft_p95_s": 1.0, "tpot_p95_s": 0.05},
+        SpeedProbe(0.5, 0.025),
+        {"ttft_p95_s": 0.1, "tpot_p95_s": 0.1},
+        OBJECTIVES,
+    )
+
+    assert ttft.speed_index == pytest.approx(1.2)
+    assert ttft.corrected == pytest.approx(1.3 / 1.2 - 1)
+    assert "1.20 times as long as in the study, and without that it is +8.3%" in agreement_sentence(ttft)

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import aiohttp
@@ -65,10 +66,17 @@ class ServedTrialEngine:
     ----------
     note_processes:
         Called with every process that belongs to this engine, so that a later run can end what a crash leaves.
+    files:
+        Key of a configuration -> text of the file that it is deployed with, which its server is then started from.
     """
 
-    def __init__(self, note_processes: Callable[[list[ProcessIdentity]], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        note_processes: Callable[[list[ProcessIdentity]], None] = lambda _: None,
+        files: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._note_processes = note_processes
+        self._files = files
         self._nvml = open_nvml()
         self._devices = visible_devices(self._nvml, os.environ)
         self._left: list[str] = []
@@ -96,7 +104,7 @@ class ServedTrialEngine:
             with log_path.open("ab") as log:
                 start = log.tell()
                 progress("start server")
-                server = Server(config, Path(folder), log)
+                server = Server(config, Path(folder), log, self._files.get(config.key()))
                 try:
                     outcome = await self._measure(server, config, workload, plan, progress, log)
                 finally:

@@ -41,21 +41,17 @@ class Server:
         Where the config file is written.
     log:
         What the server's processes print goes here.
+    text:
+        What the config file says; made from `config` where it is left out.
     """
 
-    def __init__(self, config: EngineConfig, folder: Path, log: IO[bytes]) -> None:
+    def __init__(self, config: EngineConfig, folder: Path, log: IO[bytes], text: str | None = None) -> None:
         self.port = _free_port()
         self.name = f"tuner-{uuid.uuid4().hex}"
-        ours = {
-            "host": _ADDRESS,
-            "port": self.port,
-            "served_model_name": self.name,
-            "enable_prompt_tokens_details": True,
-        }
         file = folder / "serve.yaml"
-        file.write_text(yaml_text(config_file({**config.args, **ours})), encoding="utf-8")
+        file.write_text(yaml_text(config_file(config.args)) if text is None else text, encoding="utf-8")
         self._process = subprocess.Popen(
-            [vllm_command(), "serve", "--config", str(file)],
+            [vllm_command(), "serve", "--config", str(file), *self._options()],
             env={**os.environ, **config.env, **_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -63,6 +59,11 @@ class Server:
             start_new_session=True,
         )
         self._family: list[ProcessIdentity] = [ProcessIdentity.of(self._process.pid)]
+
+    def _options(self) -> list[str]:
+        """What is not the deployment's own; an option on the command line wins over the file."""
+        asked = f"--host={_ADDRESS}", f"--port={self.port}", f"--served-model-name={self.name}"
+        return [*asked, "--enable-prompt-tokens-details"]
 
     @property
     def url(self) -> str:

@@ -138,10 +138,10 @@ def deployment(
         When the trial may not be deployed: predicted, void, infeasible, failed, not finished, not verified though
         that was asked, or measured with another vLLM or on another device than the target's.
     """
-    verification = next((v for v in reversed(study.verifications) if v.number == record.number), None)
+    verification = study.verification(record.number)
     _require_measured(record)
     if require_verified:
-        _require_verified(record, verification)
+        _require_verified(study, record)
     engine = record.engine
     if engine is None:
         raise PickError(f"trial {record.number} has no facts about its engine; run it again with `tuner run`")
@@ -214,12 +214,13 @@ def _infeasible_because(record: TrialRecord) -> str:
     return f" (beyond {', '.join(broken)})" if broken else ""
 
 
-def _require_verified(record: TrialRecord, verification: Verification | None) -> None:
+def _require_verified(study: StudyView, record: TrialRecord) -> None:
+    verification = study.verification(record.number)
     if verification is None:
         raise PickError(
             f"trial {record.number} is not verified; run `tuner verify` with --pick trial:{record.number} first"
         )
-    if record.source != "reference" and "better" not in verification.verdict.values():
+    if not study.is_verified(record.number):
         said = ", ".join(f"{name}: {verdict}" for name, verdict in verification.verdict.items())
         raise PickError(
             f"trial {record.number} was verified and is not better than vLLM's defaults ({said}); pick another trial"

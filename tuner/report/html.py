@@ -109,7 +109,9 @@ def _front_table(study: StudyView) -> str:
 
 
 def _marks(row: Row) -> str:
-    marks = [name for name, holds in (("defaults", row.reference), ("knee", row.knee)) if holds]
+    marks = [
+        name for name, holds in (("defaults", row.reference), ("knee", row.knee), ("verified", row.verified)) if holds
+    ]
     marks += [f"{row.measurements} measurements"] if row.measurements > 1 else []
     return f"<br><small>{', '.join(marks)}</small>" if marks else ""
 

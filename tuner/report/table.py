@@ -31,7 +31,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One trial of the table; `changed` holds the parameters that differ from the defaults."""
+    """One trial of the table; `changed` holds the parameters that differ from the defaults, `verified` whether `tuner
+    verify` found it better than them."""
 
     number: int
     reference: bool
@@ -40,6 +41,7 @@ class Row:
     measurements: int
     cells: tuple[Cell, ...]
     changed: Mapping[str, Any]
+    verified: bool = False
 
 
 def front_rows(study: StudyView) -> list[Row]:
@@ -65,6 +67,7 @@ def trial_row(study: StudyView, number: int) -> Row | None:
         measurements=study.results[number].measurements if number in study.results else 1,
         cells=tuple(_cell(study, o, values[o.name], intervals.get(o.name)) for o in study.objectives),
         changed=changed_params(study, trial),
+        verified=study.is_verified(number),
     )
 
 

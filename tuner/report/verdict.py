@@ -175,7 +175,12 @@ def _verification(study: StudyView) -> str | None:
     ]
     how = "over HTTP" if last.over_http else "in process"
     rounds = count(last.rounds, "round")
-    return f"Trial {last.number} measured again against the defaults in {rounds} {how}: {'; '.join(parts)}."
+    text = f"Trial {last.number} measured again against the defaults in {rounds} {how}: {'; '.join(parts)}."
+    served = [
+        f"{label(a.name)} {percent(a.change)} ({'within' if a.within_noise else 'beyond'} the noise)"
+        for a in last.agreement
+    ]
+    return f"{text} As it is served, against the study in process: {'; '.join(served)}." if served else text
 
 
 def _deploy(study: StudyView) -> tuple[str, ...]:

@@ -107,6 +107,7 @@ def front_tags(study: StudyView, number: int) -> dict[str, str]:
         "pareto": _switch(number in study.front),
         "knee": _switch(number == study.knee),
         "in_doubt": _switch(number in study.in_doubt),
+        "verified": _switch(study.is_verified(number)),
     }
 
 

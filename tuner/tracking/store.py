@@ -155,10 +155,10 @@ class Store:
         with self._told_as_store_error():
             self._client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
-    def add_files(self, run_id: str, folder: Path) -> None:
-        """Store every file in `folder`, over those of the same names."""
+    def add_files(self, run_id: str, folder: Path, into: str | None = None) -> None:
+        """Store every file in `folder`, over those of the same names; `into` a folder of the run's files."""
         with self._told_as_store_error():
-            self._client.log_artifacts(run_id, str(folder))
+            self._client.log_artifacts(run_id, str(folder), into)
 
     def set_status(self, run_id: str, status: str, ended_ms: int | None) -> None:
         """Close a run, or open it again with `"RUNNING"`."""
@@ -177,6 +177,36 @@ class Store:
         """Largest step of a stepped metric, -1 where it has none."""
         with self._told_as_store_error():
             return max((int(m.step) for m in self._client.get_metric_history(run_id, key)), default=-1)
+
+    def ensure_model(self, name: str, description: str) -> None:
+        """Make the registered model of this name, unless it is there."""
+        with self._told_as_store_error():
+            if not self._client.search_registered_models(f"name = '{name}'", max_results=1):
+                self._client.create_registered_model(name, description=description)
+
+    def version_of(self, name: str, run_id: str) -> str | None:
+        """Version of a registered model that was made from this run, the latest of several."""
+        with self._told_as_store_error():
+            found = self._client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
+            return max((str(v.version) for v in found), key=int, default=None)
+
+    def create_version(self, name: str, run_id: str, folder: str) -> str:
+        """Make a version of a registered model that points at a folder of the run's files, and return its number."""
+        with self._told_as_store_error():
+            source = f"{self._client.get_run(run_id).info.artifact_uri}/{folder}"
+            return str(self._client.create_model_version(name, source, run_id, await_creation_for=0).version)
+
+    def describe_version(self, name: str, version: str, description: str, tags: Mapping[str, str]) -> None:
+        """Set description and tags of a version."""
+        with self._told_as_store_error():
+            self._client.update_model_version(name, version, description)
+            for key, value in tags.items():
+                self._client.set_model_version_tag(name, version, key, value)
+
+    def set_alias(self, name: str, alias: str, version: str) -> None:
+        """Point an alias at a version, wherever it pointed before."""
+        with self._told_as_store_error():
+            self._client.set_registered_model_alias(name, alias, version)
 
     @contextmanager
     def _told_as_store_error(self) -> Iterator[None]:

@@ -17,13 +17,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tuner.errors import StoreError
+from tuner.export.deployment import Deployment
 from tuner.ledger import History, StudyHeader, TrialRecord, TrialState
 from tuner.secrets import secret_values
 from tuner.tracking.content import RunContent, front_tags, revision, trial_content
 from tuner.tracking.evidence import stage_files
+from tuner.tracking.registry import Registered, register
 from tuner.tracking.series import trial_series
 from tuner.tracking.store import Store, StoredRun
 from tuner.tracking.summary import HYPERVOLUME, SUMMARY, experiment_note, stage_summary, summary_points, summary_tags
+from tuner.tracking.verified import verification_content
 from tuner.tracking.views import view_tags
 from tuner.view import Objective, StudyView, view
 
@@ -133,6 +136,7 @@ class Tracker:
                     self._write_trial(known, study, trial, folder / "trials" / str(trial.number), live)
                     written += 1
                 self._move_front(known, study)
+                self._write_verifications(known, study)
                 if written == len(stale) and self._summary_due(final):
                     self._write_summary(known, study, folder)
         except Exception:
@@ -140,6 +144,19 @@ class Tracker:
             self._known = None
             raise
         return SyncResult(written, len(stale) - written, known.experiment_id, time.monotonic() - started)
+
+    def register(self, deployed: Deployment) -> Registered:
+        """Make a deployment the champion of its registered model, after a sync that brought its trial's run here.
+
+        Raises
+        ------
+        StoreError
+            When MLflow refuses, or has no run of the trial.
+        """
+        stored = self._known.runs.get(str(deployed.trial)) if self._known else None
+        if stored is None:
+            raise StoreError(f"trial {deployed.trial} has no run in MLflow yet; `tuner track` brings it there")
+        return register(self._store, stored.run_id, deployed)
 
     def _connect(self, header: StudyHeader, *, afresh: bool) -> _Known:
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(header.created_at))
@@ -207,7 +224,7 @@ class Tracker:
         return self._store.create_run(known.experiment_id, content.name, content.tags, content.started_ms)
 
     def _move_front(self, known: _Known, study: StudyView) -> None:
-        """Set `pareto` and `knee` where they changed."""
+        """Set `pareto`, `knee`, `in_doubt` and `verified` where they changed."""
         for trial in study.trials:
             stored = known.runs.get(str(trial.number))
             if stored is None:
@@ -217,6 +234,19 @@ class Tracker:
             if changed:
                 self._store.tag(stored.run_id, changed)
                 known.runs[str(trial.number)] = replace(stored, tags={**stored.tags, **changed})
+
+    def _write_verifications(self, known: _Known, study: StudyView) -> None:
+        """Write what verifications said into the runs of their trials; the revision goes in last."""
+        for number in sorted({v.number for v in study.verifications}):
+            stored, content = known.runs.get(str(number)), verification_content(study, number)
+            if stored is None or content.tags.items() <= stored.tags.items():
+                continue
+            self._store.log(stored.run_id, content.metrics)
+            with _staging() as staged:
+                (staged / content.file).write_text(content.text, encoding="utf-8")
+                self._store.add_files(stored.run_id, staged)
+            self._store.tag(stored.run_id, content.tags)
+            known.runs[str(number)] = replace(stored, tags={**stored.tags, **content.tags})
 
     def _summary_due(self, final: bool) -> bool:
         return final or self._summary_at is None or time.monotonic() - self._summary_at > self.summary_every_s

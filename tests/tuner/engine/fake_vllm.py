@@ -23,13 +23,14 @@ OOM = "ValueError: No available memory for the cache blocks. Try increasing `gpu
 def main() -> None:
     with open(sys.argv[sys.argv.index("--config") + 1]) as file:  # noqa: PTH123  a script of its own
         config = yaml.safe_load(file)
+    config |= dict(word[2:].split("=", 1) for word in sys.argv if word.startswith("--") and "=" in word)
     kind = config["model"]
     if kind == "dies_at_start":
         sys.exit(OOM)
     if kind == "ignores_term":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         subprocess.Popen(["sleep", "300"])
-    address = {"host": config["host"], "port": config["port"]}
+    address = {"host": config["host"], "port": int(config["port"])}
     web.run_app(application(kind, config), print=None, handle_signals=kind != "ignores_term", **address)
 
 

@@ -51,6 +51,15 @@ def test_a_run_is_measured_over_http_and_leaves_nothing(tmp_path: Path) -> None:
     assert not any(process.is_alive() for process in family)
 
 
+def test_a_server_is_started_from_the_file_that_its_configuration_is_deployed_with() -> None:
+    config = EngineConfig({"model": "dies_at_start"})
+    engine = ServedTrialEngine(files={config.key(): "# as exported\nmodel: right\n"})
+
+    outcome = engine.run(config, WORKLOAD, MeasurePlan(speed_probe=False), lambda _: None)
+
+    assert isinstance(outcome, Measurement)
+
+
 @pytest.mark.parametrize(
     ("kind", "failure"),
     [
