@@ -96,6 +96,20 @@ def load(folder: Path) -> Measurement:
         raise StoreError(f"{folder}: the trial's tables cannot be read ({error})") from error
 
 
+def is_whole(folder: Path) -> bool:
+    """Whether everything that `save` wrote is there and can be read, as far as its heads tell."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        _FACTS.validate_json((folder / "facts.json").read_bytes())
+        for name in TABLES:
+            pq.read_metadata(folder / f"{name}.parquet")
+    except (OSError, ValueError, pa.ArrowException):
+        return False
+    return True
+
+
 def _read(folder: Path, name: str, kind: type[Row]) -> tuple[Row, ...]:
     import pyarrow.parquet as pq
 

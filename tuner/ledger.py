@@ -55,7 +55,7 @@ class TrialRecord:
         Counts from 0 within the study; trial 0 is vLLM's defaults, the reference.
     source:
         Who proposed it: `"reference"`, `"recipe:NAME"`, `"design"`, `"sampler"`, `"twin"`, `"operator"`,
-        or `"sentinel"` and `"confirm"` for repeated measurements, which `repeats` then points at.
+        or `"sentinel"`, `"confirm"` and `"alone"` for repeated measurements, which `repeats` then points at.
     params:
         Values of the searched parameters only, as the study file names them (`env.NAME` for variables).
     config:
@@ -70,6 +70,8 @@ class TrialRecord:
         Number of the trial whose configuration this one measures again, or `None`.
     effective_key:
         Equal for configurations that are the same to the engine; `None` where vLLM refused to say.
+    neighbours:
+        Other engines of the study that worked on the same machine at some time during the last attempt, at most.
     """
 
     number: int
@@ -89,6 +91,7 @@ class TrialRecord:
     predicted: bool = False
     repeats: int | None = None
     effective_key: str | None = None
+    neighbours: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +240,7 @@ class Ledger:
         data = _LINE.dump_json(line) + b"\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._cut_torn_line()
+            self.cut_torn_line()
             is_new = not self.path.exists()
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
@@ -252,10 +255,13 @@ class Ledger:
                 f"{self.path}: the ledger cannot be written ({error.strerror}); free or mend it"
             ) from error
 
-    def _cut_torn_line(self) -> None:
-        """Remove what a crash left of a last line, so that the next line does not join it or stand behind it."""
+    def cut_torn_line(self) -> int:
+        """Remove what a crash left of a last line, so that the next line does not join it or stand behind it.
+
+        Returns the bytes that were removed.
+        """
         if not self.path.exists():
-            return
+            return 0
         whole = self.path.read_bytes()
         kept = whole[: whole.rfind(b"\n") + 1]
         last = kept[kept.rfind(b"\n", 0, -1) + 1 :]
@@ -263,6 +269,7 @@ class Ledger:
             kept = kept[: -len(last)]
         if len(kept) < len(whole):
             os.truncate(self.path, len(kept))
+        return len(whole) - len(kept)
 
     def lines(self) -> Iterator[StudyHeader | TrialLine | Verification | StudyNote]:
         """Every whole line, in order.

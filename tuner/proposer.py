@@ -53,6 +53,15 @@ class Proposal:
     repeats: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What Optuna knows of one trial: its state in Optuna's words, its values, its violation of `starts`."""
+
+    state: str
+    values: tuple[float, ...]
+    violation: float | None
+
+
 class Proposer:
     """Proposes configurations and learns from their results.
 
@@ -190,6 +199,13 @@ class Proposer:
 
         if name not in trial.constraints:
             optuna.Trial(self._study, trial._trial_id).set_constraint(name, violation)
+
+    def told(self) -> dict[int, Told]:
+        """What Optuna knows of every trial, by number."""
+        return {
+            t.number: Told(t.state.name, tuple(t.values or ()), t.constraints.get(STARTS))
+            for t in self._study.get_trials(deepcopy=False)
+        }
 
     def open_trials(self) -> list[Proposal]:
         """Trials that were asked for and never told: an interrupted run left them."""

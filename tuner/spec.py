@@ -166,6 +166,34 @@ class Confirm(Section):
     rounds: int = Field(default=0, ge=0, description="Further measurements of each member of the front at the end.")
 
 
+def _is_web(url: str | None) -> str | None:
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise ValueError("write the webhook's address with http:// or https:// in front")
+    return url
+
+
+class Notify(Section):
+    """Who is told when a run of the study is over, however it ended. The summary is one JSON document."""
+
+    command: tuple[str, ...] = Field(
+        default=(), description="A program with its arguments, started without a shell; it reads the summary on stdin."
+    )
+    url: Annotated[str | None, AfterValidator(_is_web)] = Field(
+        default=None, description="A webhook that the summary is sent to by POST, with http:// or https://."
+    )
+    timeout_s: float = Field(
+        default=10, gt=0, le=120, description="Seconds of one try; there are three, and a failed one changes nothing."
+    )
+
+
+class Metrics(Section):
+    """Figures for Prometheus while the study runs."""
+
+    port: int | None = Field(
+        default=None, ge=1, le=65535, description="Port on 127.0.0.1 that serves them; left out: none does."
+    )
+
+
 class Tracking(Section):
     """Where MLflow's runs go."""
 
@@ -218,10 +246,13 @@ class StudySpec(Section):
     gate: Gate = Field(default_factory=Gate, description="What is refused without an engine.")
     confirm: Confirm = Field(default_factory=Confirm, description="Whether the front is measured again.")
     tracking: Tracking = Field(default_factory=Tracking, description="Where MLflow's runs go.")
+    notify: Notify = Field(default_factory=Notify, description="Who is told when a run is over.")
+    metrics: Metrics = Field(default_factory=Metrics, description="Figures for Prometheus while the study runs.")
 
     def identity_parts(self) -> dict[str, Any]:
         """Everything that makes two trials of this study comparable; what is left out may change on resume."""
-        document = self.model_dump(mode="json", exclude={"budget", "tracking", "confirm", "recipes", "noise", "gate"})
+        free = {"budget", "tracking", "confirm", "recipes", "noise", "gate", "notify", "metrics"}
+        document = self.model_dump(mode="json", exclude=free)
         document["search"] = {"sampler": document["search"]["sampler"]}
         document.pop("model_config_file")
         return document

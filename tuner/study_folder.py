@@ -23,6 +23,14 @@ STORE = Path("mlruns")
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """What a run left behind when it was killed: processes that were ended, segments that were removed."""
+
+    processes: int
+    segments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StudyFolder:
     """The folder of one study. Nothing is created until something is written."""
 
@@ -136,17 +144,20 @@ class StudyFolder:
 
     def end_left_processes(self) -> int:
         """End what an earlier run of this study left behind, by identity, and return how many that were."""
+        return self.clear_left().processes
+
+    def clear_left(self) -> Left:
+        """End what an earlier run of this study left behind, by identity, remove its shared memory, and say what."""
         path = self.path / "processes.json"
         noted = _read_processes(path)
         path.unlink(missing_ok=True)
         if noted is None:
-            return 0
+            return Left(0, ())
         known, segments_before = noted
         left = [p for p in known if p.is_alive()]
         if left:
             end_tree(left, term_s=2.0)
-        remove_left_segments(segments_before)
-        return len(left)
+        return Left(len(left), remove_left_segments(segments_before))
 
 
 def _read_processes(path: Path) -> tuple[list[ProcessIdentity], frozenset[str]] | None:

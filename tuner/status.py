@@ -1,0 +1,128 @@
+"""How far a study is, when it will end and why: for people who look in at night, and for what watches in their place.
+
+A running `tuner run` leaves its limits beside the ledger, since it alone knows them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.artifacts import write_json
+from tuner.ledger import History, StudyNote, TrialState
+from tuner.night import Deadline, Limits, Outlook, candidates, outlook
+from tuner.pace import FIRST_GUESS_S, Pace, StartKind, saving
+from tuner.study_file import StudyFile
+from tuner.study_folder import StudyFolder
+from tuner.view import StudyView, trial_document
+
+RUN = "run.json"
+ENDINGS = frozenset({"budget", "deadline", "exhausted", "machine", "stopped"})
+"""Codes of the notes that say why a run ended."""
+
+
+def note_run(folder: StudyFolder, limits: Limits, deadline: Deadline | None) -> None:
+    """Leave the limits of a run that begins now."""
+    ends_by = None if deadline is None else time.time() + deadline.left_s()
+    write_json(folder.path / RUN, {"trials": limits.trials, "rounds": limits.rounds, "ends_by": ends_by})
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How far a study is."""
+
+    file: StudyFile
+    study: StudyView
+    history: History
+    folder: StudyFolder
+    running: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return it as a JSON document."""
+        counts = Counter(str(t.state) for t in self.study.trials)
+        pace = Pace.of(self.history)
+        ahead = self.outlook()
+        saved = saving(self.history)
+        return {
+            "study": self.file.spec.study,
+            "running": self.running,
+            "counts": {str(state): counts.get(str(state), 0) for state in TrialState},
+            "refused_by_gate": sum(t.state is TrialState.INFEASIBLE and t.engine_s == 0 for t in self.study.trials),
+            "engine_trials": candidates(self.history),
+            "budget": self.file.spec.budget.model_dump(),
+            "front": [trial_document(self.study, self.study.trial(n)) for n in self.study.front],
+            "hypervolume": self.study.hypervolume,
+            "current": next(iter(self._current()), None),
+            "current_trials": self._current(),
+            "trial_s": pace.trial_s,
+            "start_s": {kind.value: pace.start_s.get(kind) for kind in StartKind},
+            "compile_cache_saved_s": None if saved is None else saved.saved_s,
+            "ends_at": None if ahead is None or ahead.ends_in_s is None else time.time() + ahead.ends_in_s,
+            "ends_because": None if ahead is None else ahead.why,
+            "ended": None if (ending := self._ending()) is None else {"at": ending.at, "code": ending.code},
+            "notes": [note.text for note in self.study.notes],
+        }
+
+    def outlook(self) -> Outlook | None:
+        """Say when it will end and why; `None` for a study that does not run."""
+        if not self.running:
+            return None
+        try:
+            limits = json.loads((self.folder.path / RUN).read_text())
+            trials, rounds, ends_by = limits["trials"], int(limits["rounds"]), limits["ends_by"]
+        except (OSError, ValueError, KeyError, TypeError):  # a run that begins just now
+            return None
+        left_s = None if ends_by is None else ends_by - time.time()
+        return outlook(self.history, self.study.front, Limits(trials, rounds, FIRST_GUESS_S), left_s)
+
+    def _current(self) -> list[int]:
+        return [t.number for t in self.study.trials if t.state is TrialState.RUNNING]
+
+    def _ending(self) -> StudyNote | None:
+        if self.running or not self.study.notes:
+            return None
+        return next((note for note in reversed(self.study.notes) if note.code in ENDINGS), None)
+
+    def lines(self) -> list[str]:
+        """Return it as lines for people."""
+        from tuner.display import clock, objective_text
+
+        said = self.document()
+        counts = ", ".join(f"{n} {state}" for state, n in said["counts"].items() if n)
+        lines = [
+            f"{said['study']}: {'running' if self.running else 'not running'}",
+            f"trials: {counts or 'none'}; {said['refused_by_gate']} refused without an engine",
+        ]
+        for number in self.study.front:
+            values = self.study.values(self.study.trial(number))
+            shown = "  ".join(f"{o.name} {objective_text(o, values[o.name])}" for o in self.study.objectives)
+            lines.append(f"front: trial {number}  {shown}")
+        went = "runs" if self.running else "was interrupted and will be run again"
+        lines += [f"trial {number} {went}" for number in said["current_trials"]]
+        if said["ends_at"] is not None:
+            lines.append(f"ends about {clock(said['ends_at'])}; {said['ends_because']}")
+        elif said["ends_because"] is not None:
+            lines.append(said["ends_because"])
+        if (ending := self._ending()) is not None:
+            lines.append(f"ended {clock(ending.at)}: {ending.text}")
+        return lines + [f"note: {text}" for text in said["notes"][-5:]]
+
+
+def summary(study: StudyView, *, code: str, text: str, hours: float) -> dict[str, Any]:
+    """Return what whoever is notified is told: how a run ended and what it found."""
+    counts = Counter(t.state.value for t in study.trials)
+    return {
+        "study": study.study,
+        "ending": code,
+        "text": text,
+        "hours": round(hours, 3),
+        "trials": dict(counts),
+        "front": [
+            {"trial": n, "knee": n == study.knee, "values": dict(study.values(study.trial(n)))} for n in study.front
+        ],
+        "hypervolume": study.hypervolume,
+        "predicted": study.predicted,
+    }

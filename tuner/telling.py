@@ -1,0 +1,21 @@
+"""What Optuna is told of a trial that is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuner.ledger import TrialRecord, TrialState
+from tuner.proposer import Proposal, Proposer
+from tuner.view import Objective
+
+
+def tell(proposer: Proposer, objectives: Sequence[Objective], proposal: Proposal, record: TrialRecord) -> None:
+    """Tell Optuna. Predicted and measured alike; what the machine did wrong is never held against anything."""
+    score = record.score
+    if record.state in (TrialState.FAILED, TrialState.VOID) or score is None or proposal.repeats is not None:
+        proposer.tell_unusable(proposal.number)
+    elif record.engine is None:
+        proposer.tell_violation(proposal.number, score.violations.get("memory", 1.0))
+    else:
+        values = [score.values[o.name] for o in objectives]
+        proposer.tell_measured(proposal.number, values, score.violations)
