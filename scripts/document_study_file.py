@@ -98,6 +98,8 @@ search: {sampler: gp, startup_trials: 8, seed: 1}
 gate: {memory: verify}
 confirm: {rounds: 1}
 tracking: {uri: "http://mlflow.example.org:5000", experiment: contracts}
+notify: {command: [/usr/local/bin/mail-summary]}
+prometheus: {port: 9123}
 """
 
 SPACE = """\
@@ -269,6 +271,7 @@ _PLAIN: Mapping[Any, str] = {
     Any: "value",
 }
 _PLURALS = {
+    "text": "texts",
     "value": "values",
     "[constraint](#constraints)": "[constraints](#constraints)",
     "[objective](#objectives)": "[objectives](#objectives)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -132,11 +133,16 @@ def _schema(name: str) -> pa.Schema:
 
 
 def write_json(path: Path, document: object) -> None:
-    """Write a JSON document so that a reader sees the old one or the new one, never a half."""
+    """Write a JSON document so that a reader sees the old one or the new one, never a half; only the owner may read it.
+
+    It may hold values of environment variables.
+    """
     temporary = path.with_name(path.name + ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(document, indent=1))
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(json.dumps(document, indent=1))
         temporary.replace(path)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror}); free or mend it") from error

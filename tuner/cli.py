@@ -6,6 +6,7 @@ import argparse
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -14,6 +15,7 @@ from typing import Any
 from tuner import __version__
 from tuner.errors import TunerError
 
+WATCH_S = 5.0
 STUDY_HELP = "a study file, or the name of a study that was run in this folder"
 
 
@@ -74,10 +76,16 @@ def parser() -> argparse.ArgumentParser:
     run = add("run", _run, "run the study, or go on with it")
     run.add_argument("--fresh", action="store_true", help="put what was measured aside and start over")
     run.add_argument("--trials", type=_positive, help="stop after so many trials; instead of the study file's")
+    run.add_argument("--allow-different", action="store_true", help="go on though vLLM is another release")
     run.add_argument("--until", metavar="HH:MM", help="begin no trial that would not end by then")
 
     status = add("status", _status, "say how far the study is")
-    status.add_argument("--json", action="store_true", help="print one JSON document")
+    form = status.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON document")
+    form.add_argument("--watch", action="store_true", help="say it again every few seconds until the study ends")
+
+    doctor = add("doctor", _doctor, "check that nothing of the study is lost or left behind, and mend what can be")
+    doctor.add_argument("--json", action="store_true", help="print one JSON document")
 
     front = add("front", _front, "show the front, the reference and every trial")
     form = front.add_mutually_exclusive_group()
@@ -209,7 +217,14 @@ def _run(call: argparse.Namespace) -> int:
     file = read(find(call.study))
     console = Console(file=sys.stderr)
     with Display(console, objectives_of(file)) as display:
-        ending = run(file, display, fresh=call.fresh, trials=call.trials, until=call.until)
+        ending = run(
+            file,
+            display,
+            fresh=call.fresh,
+            trials=call.trials,
+            until=call.until,
+            allow_different=call.allow_different,
+        )
     done = finish(file)
     _table(front_table(done.study, f"{file.spec.study}: front beside the reference"))
     for line in (ending.text, *done.lines):
@@ -220,13 +235,32 @@ def _run(call: argparse.Namespace) -> int:
 def _status(call: argparse.Namespace) -> int:
     from tuner.commands import status
 
-    result = status(call.study)
+    while True:
+        result = status(call.study)
+        if call.json:
+            _print_json(result.document())
+            return 0
+        if call.watch and sys.stdout.isatty():
+            print("\x1b[2J\x1b[H", end="")  # an empty screen, from its upper left corner
+        for line in result.lines():
+            print(line, flush=call.watch)
+        if not call.watch or not result.running:
+            return 0
+        time.sleep(WATCH_S)
+
+
+def _doctor(call: argparse.Namespace) -> int:
+    from tuner.commands import load
+    from tuner.doctor import examine
+
+    file, _, _ = load(call.study)
+    result = examine(file)
     if call.json:
         _print_json(result.document())
-        return 0
-    for line in result.lines():
-        print(line)
-    return 0
+    else:
+        for line in result.lines():
+            print(line)
+    return 0 if result.healthy else 1
 
 
 def _front(call: argparse.Namespace) -> int:

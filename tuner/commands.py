@@ -5,11 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any
 
 import yaml
@@ -17,11 +14,11 @@ import yaml
 from objectives.metrics import METRICS
 from tuner.errors import StudyFileError, TunerError, UsageError
 from tuner.judge import objectives_of
-from tuner.ledger import TrialState
 from tuner.memory_model import MemoryPrediction
-from tuner.pace import Pace
+from tuner.night import Deadline
 from tuner.space import argument_problem, describe, engine_argument_names
-from tuner.study import Ending, Listener, StudyRun, candidates
+from tuner.status import Status
+from tuner.study import Ending, Listener, StudyRun
 from tuner.study_file import StudyFile, read
 from tuner.study_folder import StudyFolder, find
 from tuner.view import StudyView, trial_document, view
@@ -185,7 +182,13 @@ def _change(text: str) -> tuple[str, Any]:
 
 
 def run(
-    file: StudyFile, listener: Listener, *, fresh: bool = False, trials: int | None = None, until: str | None = None
+    file: StudyFile,
+    listener: Listener,
+    *,
+    fresh: bool = False,
+    trials: int | None = None,
+    until: str | None = None,
+    allow_different: bool = False,
 ) -> Ending:
     """Run a study or go on with it, and return why it ended.
 
@@ -195,101 +198,23 @@ def run(
         When it cannot run or cannot go on.
     """
     from tuner.opening import opened
+    from tuner.watching import served, watched
 
-    deadlines = [] if until is None else [next_time(until, time.time())]
-    if file.spec.budget.hours is not None:
-        deadlines.append(time.time() + 3600 * file.spec.budget.hours)
-    with opened(file, listener, fresh=fresh) as rooms:
-        study = StudyRun(
-            rooms,
-            trials=trials if trials is not None else file.spec.budget.trials,
-            deadline=min(deadlines) if deadlines else None,
-        )
-        return study.run()
-
-
-def next_time(text: str, now: float) -> float:
-    """Return the next moment, in Unix seconds, at which local clocks show `HH:MM`; across midnight and clock changes.
-
-    Raises
-    ------
-    UsageError
-        When the text is no time of day.
-    """
-    try:
-        wanted = datetime.strptime(text, "%H:%M").time()
-    except ValueError as error:
-        raise UsageError(f"--until {text}: write it as HH:MM, such as 07:00") from error
-    today = datetime.fromtimestamp(now)
-    moment = today.replace(hour=wanted.hour, minute=wanted.minute, second=0, microsecond=0)
-    if moment.timestamp() <= now:
-        moment += timedelta(days=1)
-    return moment.timestamp()
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """How far a study is."""
-
-    file: StudyFile
-    study: StudyView
-    running: bool
-
-    def document(self) -> dict[str, Any]:
-        """Return it as a JSON document."""
-        counts = Counter(str(t.state) for t in self.study.trials)
-        pace = Pace.of(self._history)
-        return {
-            "study": self.file.spec.study,
-            "running": self.running,
-            "counts": {str(state): counts.get(str(state), 0) for state in TrialState},
-            "refused_by_gate": sum(t.state is TrialState.INFEASIBLE and t.engine_s == 0 for t in self.study.trials),
-            "engine_trials": candidates(self._history),
-            "budget": self.file.spec.budget.model_dump(),
-            "front": [trial_document(self.study, self.study.trial(n)) for n in self.study.front],
-            "hypervolume": self.study.hypervolume,
-            "current": next((t.number for t in self.study.trials if t.state is TrialState.RUNNING), None),
-            "trial_s": pace.trial_s,
-            "ends_at": self._ends_at(pace),
-            "notes": [note.text for note in self.study.notes],
-        }
-
-    @property
-    def _history(self) -> Any:
-        return StudyFolder.of(self.file.spec.study).ledger.history()
-
-    def _ends_at(self, pace: Pace) -> float | None:
-        total = self.file.spec.budget.trials
-        if not self.running or total is None:
-            return None
-        return time.time() + pace.trial_s * max(0, total - candidates(self._history))
-
-    def lines(self) -> list[str]:
-        """Return it as lines for people."""
-        from tuner.display import clock, duration, objective_text
-
-        said = self.document()
-        counts = ", ".join(f"{n} {state}" for state, n in said["counts"].items() if n)
-        lines = [
-            f"{said['study']}: {'running' if self.running else 'not running'}",
-            f"trials: {counts or 'none'}; {said['refused_by_gate']} refused without an engine",
-        ]
-        for number in self.study.front:
-            values = self.study.values(self.study.trial(number))
-            shown = "  ".join(f"{o.name} {objective_text(o, values[o.name])}" for o in self.study.objectives)
-            lines.append(f"front: trial {number}  {shown}")
-        if said["current"] is not None:
-            went = "runs" if self.running else "was interrupted and will be run again"
-            lines.append(f"trial {said['current']} {went}")
-        if said["ends_at"] is not None:
-            lines.append(f"ends about {clock(said['ends_at'])}: a trial takes about {duration(said['trial_s'])}")
-        return lines + [f"note: {text}" for text in said["notes"][-5:]]
+    deadline = Deadline.of(until, file.spec.budget.hours)
+    with watched(file, listener) as watch:
+        with (
+            opened(file, watch, fresh=fresh, allow_different=allow_different) as rooms,
+            served(watch, trials, deadline),
+        ):
+            ending = StudyRun(rooms, trials=trials, deadline=deadline).run()
+        watch.ending = ending
+    return ending
 
 
 def status(study: str) -> Status:
     """Say how far a study is."""
     file, shown, folder = load(study)
-    return Status(file, shown, folder.is_running())
+    return Status(file, shown, folder.ledger.history(), folder, folder.is_running())
 
 
 def trials_csv(study: StudyView) -> str:

@@ -46,6 +46,11 @@ def finish(file: StudyFile) -> Finished:
         into = folder.path / "knee"
         paths = write_files(FORMATS["vllm"](_deployment(study, study.trial(study.knee))), into, force=True)
         lines.append(f"knee: trial {study.knee}, exported to {' and '.join(_short(p) for p in paths)}")
+    if study.front and not study.predicted:
+        from tuner.report.html import write_report
+
+        (folder.path / "report").mkdir(exist_ok=True)
+        lines.append(f"report: {_short(write_report(study, folder.path, folder.path / 'report'))}")
     lines.append(f"see every trial in MLflow: tuner ui {file.spec.study}")
     return Finished(study, tuple(lines))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from objectives.constraints import Constraint
-from tuner import __version__
-from tuner.artifacts import write_json
 from tuner.config import EngineConfig
 from tuner.engine.accelerators import accelerator_type_of, gpus_here
 from tuner.engine.config_check import ConfigChecker, Refused
@@ -23,8 +19,9 @@ from tuner.engine.protocol import TrialEngine
 from tuner.engine.vllm import vllm_version
 from tuner.errors import PreflightError, StudyFileError, UsageError, WorkloadError
 from tuner.gate import ForMemory, Gate
+from tuner.identity import begin
 from tuner.judge import objectives_of, user_metrics
-from tuner.ledger import History, StudyHeader
+from tuner.ledger import History
 from tuner.memory_model import MeasuredMemory, MemoryPrediction, predict
 from tuner.model_files import config_folder, config_json, context_tokens, vocabulary, weight_bytes
 from tuner.proposer import Proposer
@@ -244,9 +241,28 @@ def make_twin(file: StudyFile, device: DeviceSpec, memory: ForMemory) -> TwinEng
     return TwinEngine(device, model, oracle(memory))
 
 
+def proposer_of(file: StudyFile, folder: StudyFolder) -> Proposer:
+    """Return what proposes a study's trials, with all that it was told so far."""
+    return Proposer(
+        folder.storage_url,
+        file.spec.study,
+        file.spec.space,
+        file.spec.search,
+        constraints=[str(Constraint.parse(text)) for text in file.spec.constraints],
+        objectives=[(o.unit in RATIO_UNITS, 1 if o.direction == "minimize" else -1) for o in objectives_of(file)],
+    )
+
+
 @contextmanager
-def opened(file: StudyFile, listener: Listener, *, fresh: bool, store: Path = STORE) -> Iterator[Rooms]:
+def opened(
+    file: StudyFile, listener: Listener, *, fresh: bool, allow_different: bool = False, store: Path = STORE
+) -> Iterator[Rooms]:
     """Hold a study and everything that its loop works with; closed in order whatever happens inside.
+
+    Parameters
+    ----------
+    allow_different:
+        Whether a study that was begun may go on with another release of vLLM.
 
     Raises
     ------
@@ -267,7 +283,8 @@ def opened(file: StudyFile, listener: Listener, *, fresh: bool, store: Path = ST
         metrics = user_metrics(file)
         built = build_workload(file, store, download=file.spec.engine.backend == "vllm")
         machine = machine_of(file)
-        begin(file, folder, built.workload, machine)
+        if said := begin(file, folder, built.workload, machine.vllm_version, allow_different=allow_different):
+            listener.noted(said)
         folder.remember_origin(file.path)
         ledger = folder.ledger
         memory = memory_predictor(file, machine, ledger.history)
@@ -283,14 +300,7 @@ def opened(file: StudyFile, listener: Listener, *, fresh: bool, store: Path = ST
             num_gpus=file.spec.resources.num_gpus,
         )
         objectives = objectives_of(file)
-        proposer = Proposer(
-            folder.storage_url,
-            file.spec.study,
-            file.spec.space,
-            file.spec.search,
-            constraints=[str(Constraint.parse(text)) for text in file.spec.constraints],
-            objectives=[(o.unit in RATIO_UNITS, 1 if o.direction == "minimize" else -1) for o in objectives],
-        )
+        proposer = proposer_of(file, folder)
         if not first_sources(file) <= proposer.sources():
             queue_first_trials(file, proposer, built.workload, listener, defaults(file, checker))
         engine = make_engine(file, folder, memory)
@@ -323,52 +333,6 @@ def _gate_mode(file: StudyFile, history: History) -> Any:
     if file.spec.gate.memory != "verify" or not proven:
         return file.spec.gate.memory
     return "off" if "refuses nothing" in proven[-1].text else "refuse"
-
-
-def begin(file: StudyFile, folder: StudyFolder, workload: Workload, machine: Machine) -> None:
-    """Write the ledger's header, or see that a study that was begun is still the same.
-
-    Raises
-    ------
-    StudyFileError
-        When something that makes trials comparable has changed, with what it was and is.
-    """
-    identity = folder.path / "identity.json"
-    now = {**file.spec.identity_parts(), "workload.fingerprint": workload.fingerprint(), "vllm": machine.vllm_version}
-    header = folder.ledger.history().header
-    if header is None:
-        write_json(identity, now)
-        folder.ledger.append(
-            StudyHeader(
-                study=file.spec.study,
-                spec_hash=file.spec.identity(),
-                workload_fingerprint=workload.fingerprint(),
-                workload_name=workload.name,
-                vllm_version=machine.vllm_version,
-                tuner_version=__version__,
-                created_at=time.time(),
-            )
-        )
-        return
-    then = json.loads(identity.read_text()) if identity.exists() else now
-    changes = [f"{key} was {old} and is {new}" for key, old, new in _differences(then, now)]
-    if changes:
-        raise StudyFileError(
-            str(file.path),
-            [
-                ("", f"changed since the study began, so that its trials could not be compared: {'; '.join(changes)}"),
-                ("", "change it back, give the study another name, or start over with `tuner run --fresh`"),
-            ],
-        )
-
-
-def _differences(then: Any, now: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """Keys whose values differ, dotted, with both values as JSON."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        for name in sorted(then.keys() | now.keys()):
-            yield from _differences(then.get(name), now.get(name), f"{key}.{name}" if key else name)
-    elif json.dumps(then, sort_keys=True) != json.dumps(now, sort_keys=True):
-        yield key, json.dumps(then), json.dumps(now)
 
 
 def defaults(file: StudyFile, checker: ConfigChecker | None) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class Notify(Section):
     )
 
 
-class Metrics(Section):
+class Prometheus(Section):
     """Figures for Prometheus while the study runs."""
 
     port: int | None = Field(
@@ -247,11 +247,13 @@ class StudySpec(Section):
     confirm: Confirm = Field(default_factory=Confirm, description="Whether the front is measured again.")
     tracking: Tracking = Field(default_factory=Tracking, description="Where MLflow's runs go.")
     notify: Notify = Field(default_factory=Notify, description="Who is told when a run is over.")
-    metrics: Metrics = Field(default_factory=Metrics, description="Figures for Prometheus while the study runs.")
+    prometheus: Prometheus = Field(
+        default_factory=Prometheus, description="Figures for Prometheus while the study runs."
+    )
 
     def identity_parts(self) -> dict[str, Any]:
         """Everything that makes two trials of this study comparable; what is left out may change on resume."""
-        free = {"budget", "tracking", "confirm", "recipes", "noise", "gate", "notify", "metrics"}
+        free = {"budget", "tracking", "confirm", "recipes", "noise", "gate", "notify", "prometheus"}
         document = self.model_dump(mode="json", exclude=free)
         document["search"] = {"sampler": document["search"]["sampler"]}
         document.pop("model_config_file")

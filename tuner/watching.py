@@ -89,14 +89,14 @@ def served(watch: Watch, trials: int | None, deadline: Deadline | None) -> Itera
     left_s = None if deadline is None else round(deadline.left_s(), 1)
     watch.journal.write("run_begun", trials=limits_of(watch.file, trials).trials, left_s=left_s)
     with ExitStack() as stack:
-        port = watch.file.spec.metrics.port
+        port = watch.file.spec.prometheus.port
         if port is not None:
             from tuner.prometheus import HOST, Exporter
 
             try:
                 exporter = Exporter(port, watch.file.spec.study, watch.folder.ledger.history, objectives_of(watch.file))
             except OSError as error:
-                watch.noted(f"metrics.port {port} on {HOST} cannot be had ({error.strerror}); nothing is served there")
+                watch.noted(f"prometheus.port {port} on {HOST} cannot be had ({error.strerror}); nothing is served there")
             else:
                 stack.callback(exporter.close)
         yield
