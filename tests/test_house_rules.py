@@ -15,7 +15,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MOST_LINES = 450
 LONGER = {
-    "tuner/engine/failure_causes.py": 520,  # a table
     "tuner/engine/twin/vllm_scheduler.py": 500,
 }
 """Files that were longer when this rule was made: they may shrink, not grow."""

@@ -1,6 +1,7 @@
 """What `failures.classify` knows of logs besides the causes: ranks, harmless lines, progress, functions, figures.
 
-Data only, from the texts of vLLM 0.10 to 0.32; the causes themselves are in `failure_causes`. Nothing here reads a log.
+Data only, from the texts of vLLM 0.10 to 0.32; the causes are put together in `failure_causes`. Nothing here reads a
+log.
 """
 
 from __future__ import annotations
@@ -67,6 +68,14 @@ class Rule:
     start_only: bool = False
     as_error: bool = False
 
+
+def any_of(phrases: str) -> tuple[str, ...]:
+    """Split literals that are separated by bars."""
+    return tuple(phrase.strip() for phrase in phrases.split("|"))
+
+
+EXCEPTION = r"(?:^|[\s:'\"(])(?:[a-z_][\w.]*\.)?"
+"""Before the name of an exception in a lower-cased line: where a word may begin, and the module's name."""
 
 BENIGN: tuple[str, ...] = (
     # Written by healthy engines, or advice inside another text: a line with one of these never decides.
@@ -185,16 +194,16 @@ FRAMES: dict[str, Stage] = {
     "sample_tokens": Stage.RUN,
 }
 
-_AMOUNT = r"(-?\d+(?:\.\d+)?) ?((?:[kmgt]i?)?b(?:ytes)?)\b"
+_AMOUNT = r"(-?\d[\d,]{0,20}(?:\.\d+)?) ?((?:[kmgt]i?)?b(?:ytes)?)\b"
 NEEDED: tuple[re.Pattern[str], ...] = tuple(
     re.compile(text)
     for text in (
-        rf"tried to allocate {_AMOUNT}",
+        rf"(?<!already )allocat(?:e|ing|ion of) {_AMOUNT}",
+        rf"requested ?: {_AMOUNT}",
         rf"{_AMOUNT} kv\s+cache is needed",
         rf"requested memory for kv \({_AMOUNT}",
         r"requested memory for kv \((-?\d+(?:\.\d+)?)/\d+(?:\.\d+)? (gib)",
         rf"\(\d*\.?\d+, {_AMOUNT}\)",
-        rf"unable to allocate {_AMOUNT}",
         rf"(?:needs?|requires?|requested|requesting)(?: about| at least)? {_AMOUNT}",
         rf"{_AMOUNT} (?:is |are )?(?:required|needed|requested)",
     )
@@ -203,6 +212,7 @@ AVAILABLE: tuple[re.Pattern[str], ...] = tuple(
     re.compile(text)
     for text in (
         rf"of which {_AMOUNT} is free",
+        rf"free \(according to cuda\): {_AMOUNT}",
         rf"available kv cache\s+memory \({_AMOUNT}",
         rf"{_AMOUNT} free\b",
         rf"(?:only )?{_AMOUNT} (?:is |are )?(?:available|free)\b",
@@ -210,8 +220,8 @@ AVAILABLE: tuple[re.Pattern[str], ...] = tuple(
     )
 )
 FITTING_TOKENS: tuple[re.Pattern[str], ...] = (
-    re.compile(r"estimated maximum model length is (\d+)"),
-    re.compile(r"stored in kv\s+cache \((\d+)\)"),
+    re.compile(r"estimated maximum model length is (\d[\d,]*)"),
+    re.compile(r"stored in kv\s+cache \((\d[\d,]*)\)"),
 )
 KV_LEFT = re.compile(rf"available kv cache memory: {_AMOUNT}")
 KV_OVERDRAWN = re.compile(r"requested memory for kv \((-?\d+(?:\.\d+)?)/(\d+(?:\.\d+)?) (gib)\)")

@@ -335,12 +335,77 @@ def test_real_logs_of_provoked_failures_are_recognised(path: Path) -> None:
 
 
 @pytest.mark.parametrize("line_end", ["\r\n", "\r", "\n\n"])
-@pytest.mark.parametrize("prefix", ["2026-11-30T02:00:00.123456789Z stdout F ", "vllm-1  | ", "(EngineActor pid=7) "])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "2026-11-30T02:00:00.123456789Z stdout F ",
+        "vllm-1  | ",
+        "(EngineActor pid=7) ",
+        "\x1b[36m(EngineHost pid=77, ip=10.0.0.3)\x1b[0m ",
+        "[pod/vllm-7f9c-abcde/vllm] ",
+        "Nov 30 02:12:01 gpu-box vllm[4242]: ",
+        "[default0]:",
+    ],
+)
 def test_what_wraps_the_lines_does_not_matter(prefix: str, line_end: str) -> None:
     log = failed(as_worker_error(OOM), Stage.PROFILE)
     wrapped = line_end.join(prefix + line for line in log.split("\n"))
 
     assert classify(wrapped).kind is FailureKind.OOM_PROFILE
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda line: {"log": line + "\n", "stream": "stderr", "time": "2026-11-30T02:00:00Z"},
+        lambda line: {"asctime": "2026-11-30 02:00:00", "message": line},
+        lambda line: {"severity": "ERROR" if " ERROR " in line else "INFO", "msg": line},
+    ],
+    ids=["container", "logger", "logger with level"],
+)
+def test_lines_that_are_json_records_are_read_as_what_they_carry(wrap: Any) -> None:
+    log = failed(traceback(WORKERS[1], OOM, ("load_model",)), Stage.WEIGHTS)
+    wrapped = "\n".join(json.dumps(wrap(line)) for line in log.splitlines())
+
+    assert classify(wrapped) == classify(log)
+
+
+def test_traceback_inside_a_json_record_is_evidence() -> None:
+    start_up = [json.dumps({"level": "INFO", "message": line}) for line in start(Stage.WEIGHTS)]
+    trace = f"Traceback (most recent call last):\n  File 'a.py', line 3, in load_model\n    x = empty(3)\n{OOM}"
+    log = "\n".join([*start_up, json.dumps({"level": "error", "message": "Worker failed.", "exc_info": trace})])
+
+    failure = classify(log)
+
+    assert (failure.kind, failure.message) == (FailureKind.OOM_WEIGHTS, OOM)
+
+
+def test_error_that_its_process_overcame_is_not_the_cause() -> None:
+    refused = CORE.error(
+        "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://x"
+    )
+    no_cache = traceback(CORE, "ValueError: No available memory for the cache blocks.", ("_initialize_kv_caches",))
+
+    assert classify("\n".join([refused, *start(Stage.KV_CACHE), *no_cache])).kind is FailureKind.OOM_KV_CACHE
+    assert classify("\n".join([refused, *start(Stage.RUN), *DEATH_AT_RUN])).kind is FailureKind.CRASHED
+    assert classify("\n".join([*start(Stage.CONFIG), refused, *AFTERMATH])).kind is FailureKind.MODEL_UNAVAILABLE
+
+
+def test_progress_of_a_sibling_does_not_excuse_an_error() -> None:
+    behind = [line for line in start(Stage.WEIGHTS) if "TP1" in line]
+    ahead = [line for line in start(Stage.GRAPH_CAPTURE) if "TP0" in line]
+    log = "\n".join([*behind, *traceback(WORKERS[1], OOM), *ahead, *AFTERMATH])
+
+    assert classify(log).kind is FailureKind.OOM_WEIGHTS
+
+
+def test_prompts_in_the_log_of_requests_decide_nothing() -> None:
+    prompt = (
+        '(APIServer pid=1) INFO 11-30 02:14:10 [logger.py:39] Received request cmpl-1: prompt: "CUDA out of memory. '
+        'ValueError: No space left on device. Address already in use", params: SamplingParams(n=1)'
+    )
+
+    assert classify("\n".join([*start(Stage.RUN), prompt, *DEATH_AT_RUN])).kind is FailureKind.CRASHED
 
 
 @given(st.text())
