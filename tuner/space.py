@@ -16,9 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from tuner.errors import EngineUnsupportedError
+from tuner.section import Section
 
 Value = Any
 """What a parameter may be: anything that YAML can say."""
@@ -29,10 +30,8 @@ _STEP_DIGITS = 12
 """Decimals that a stepped value keeps: 0.7, not 0.7000000000000001."""
 
 
-class Parameter(BaseModel):
+class Parameter(Section):
     """One searched parameter: a list of choices, or a range. A plain list in the study file means choices."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     choices: tuple[Value, ...] | None = Field(
         default=None, description="Values to choose from, of any type that YAML knows; numbers are taken as ordered."

@@ -10,17 +10,12 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from objectives.constraints import Constraint
+from tuner.section import Section
 from tuner.space import Parameter
 from tuner.workload.spec import WorkloadSpec
-
-
-class Section(BaseModel):
-    """A part of the study file: unknown keys are errors, values do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _as_environment(value: Any) -> Any:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from tuner.section import Section
 
 MOST_TOKENS = 10_000_000
 """No model's context is longer (Llama 4 Scout, 2025); more is a slip of the pen that would fill the memory."""
@@ -19,10 +21,6 @@ Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Shares = Annotated[dict[Tokens, Share], Field(min_length=1)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 def _some_share(shares: dict[int, float]) -> None:
     if not any(shares.values()):
         raise ValueError("every share is 0: give at least one length a share above 0")
@@ -31,7 +29,7 @@ def _some_share(shares: dict[int, float]) -> None:
 # Lengths ------------------------------------------------------------------------------------------------------------
 
 
-class UniformRange(_Section):
+class UniformRange(Section):
     """Bounds of a uniform distribution."""
 
     low: Tokens = Field(description="Smallest number of tokens, included.")
@@ -44,7 +42,7 @@ class UniformRange(_Section):
         return self
 
 
-class LognormalShape(_Section):
+class LognormalShape(Section):
     """Shape of a lognormal distribution, the usual one of answer lengths."""
 
     median: Tokens = Field(description="Median number of tokens.")
@@ -52,19 +50,19 @@ class LognormalShape(_Section):
     max: Tokens = Field(description="Longer draws are cut to this number of tokens.")
 
 
-class UniformTokens(_Section):
+class UniformTokens(Section):
     """`{uniform: {low, high}}`."""
 
     uniform: UniformRange = Field(description="Whole numbers from low to high, each as likely as the next.")
 
 
-class LognormalTokens(_Section):
+class LognormalTokens(Section):
     """`{lognormal: {median, sigma, max}}`."""
 
     lognormal: LognormalShape = Field(description="Lognormal lengths, rounded, at least 1 and at most max.")
 
 
-class ChoiceTokens(_Section):
+class ChoiceTokens(Section):
     """`{choices: {length: share}}`."""
 
     choices: Shares = Field(description="Length -> share of the requests; the shares are met exactly, not on average.")
@@ -107,14 +105,14 @@ PromptTokens = Annotated[
 # Arrivals -----------------------------------------------------------------------------------------------------------
 
 
-class PoissonArrivals(_Section):
+class PoissonArrivals(Section):
     """Independent users: exponential gaps."""
 
     kind: Literal["poisson"]
     rate_per_s: Rate = Field(description="Requests per second, met exactly over the run.")
 
 
-class GammaArrivals(_Section):
+class GammaArrivals(Section):
     """Gamma gaps: burstier or more regular than Poisson."""
 
     kind: Literal["gamma"]
@@ -125,14 +123,14 @@ class GammaArrivals(_Section):
     )
 
 
-class ConstantArrivals(_Section):
+class ConstantArrivals(Section):
     """Equal gaps."""
 
     kind: Literal["constant"]
     rate_per_s: Rate = Field(description="Requests per second.")
 
 
-class RampArrivals(_Section):
+class RampArrivals(Section):
     """A rate that rises or falls linearly over the run."""
 
     kind: Literal["ramp"]
@@ -141,7 +139,7 @@ class RampArrivals(_Section):
     burstiness: Rate = Field(default=1.0, description="As for `gamma`; 1 is a Poisson process with a changing rate.")
 
 
-class ClosedLoopArrivals(_Section):
+class ClosedLoopArrivals(Section):
     """A fixed number of users, each waiting for the answer before asking again."""
 
     kind: Literal["closed_loop"]
@@ -163,7 +161,7 @@ ArrivalsSpec = Annotated[
 # Workloads ----------------------------------------------------------------------------------------------------------
 
 
-class _Workload(_Section):
+class _Workload(Section):
     seed: int = Field(default=0, ge=0, lt=2**63, description="Everything that is drawn at random derives from it.")
     max_concurrency: int | None = Field(
         default=None,
