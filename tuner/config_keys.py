@@ -20,6 +20,9 @@ _ALIASES = {
     "vocabulary": ("padded_vocab_size", "vocab_size"),
     "head_dim": ("head_dim", "kv_channels", "attention_head_dim", "hidden_size_per_head"),
     "experts": ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts"),
+    "expert_width": ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size"),
+    "shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+    "shared_width": ("shared_expert_intermediate_size", "shared_intermediate_size"),
     "top_k": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k"),
     "max_positions": (
         "max_position_embeddings",

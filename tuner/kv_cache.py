@@ -65,6 +65,9 @@ class CachePlan:
         Blocks that a layer with a state holds for one request.
     exact:
         Whether `token_bytes` is known, not estimated.
+    counts_requests:
+        Whether vLLM reports the pool as requests times their length, a part of a block a request left out. Seen in
+        start-up logs of 0.22.0 with block sizes that do not divide the length; no older log shows one.
     """
 
     token_bytes: float
@@ -73,6 +76,7 @@ class CachePlan:
     in_flight_tokens: int
     state_blocks: int
     exact: bool
+    counts_requests: bool
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that one request of this length holds at most, over all groups."""
@@ -88,7 +92,9 @@ class CachePlan:
             return 0
         blocks = int(pool_bytes // self.block_bytes)
         if len(self.groups) == 1 and self.groups[0].kind in (AttentionKind.FULL, AttentionKind.LATENT):
-            return blocks * self.groups[0].block_tokens
+            block_tokens = self.groups[0].block_tokens
+            if not self.counts_requests or max_model_len < block_tokens:
+                return blocks * block_tokens
         return int(blocks / self.blocks_for(max_model_len) * max_model_len)
 
     def longest_in(self, pool_bytes: float, limit: int) -> int:
@@ -129,6 +135,7 @@ def plan_cache(arch: ModelArch, stage: Stage, settings: EngineSettings) -> Cache
         exact=settings.kv_cache_dtype not in _APPROXIMATE_BYTES
         and not settings.kv_cache_dtype.endswith("_per_token_head")
         and all(layer.kind is not AttentionKind.STATE for layer in layers),
+        counts_requests=settings.version >= (0, 22),
     )
 
 

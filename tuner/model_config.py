@@ -115,7 +115,7 @@ def _vision(config: Config) -> Vision | None:
     else:
         pixels, patches = 3.0 * (patch * merge) ** 2, float(merge**2)
     return Vision(
-        parameters=depth * (4 * hidden**2 + 2 * hidden * width),
+        parameters=depth * (4 * hidden**2 + (3 if raw.get("hidden_act") == "silu" else 2) * hidden * width),
         hidden=hidden,
         width=width,
         pixels_per_token=pixels,

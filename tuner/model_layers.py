@@ -70,16 +70,8 @@ def feed_forwards(text: Config, model_type: str, count: int, hidden: int) -> lis
     letters = letters if isinstance(letters, str) and len(letters) == count else ""
     if experts <= 1:
         return _by_letter(letters, dense, dense) if letters else [dense] * count
-    expert_width = next(
-        (
-            int(source[k])
-            for k in ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size")
-            if source.get(k)
-        ),
-        width,
-    )
-    shared = int(text.get("shared_expert_intermediate_size") or 0)
-    shared += int(text.get("n_shared_experts") or text.get("num_shared_experts") or 0) * expert_width
+    expert_width = first_int(source, "expert_width") or width
+    shared = (first_int(text, "shared_width") or 0) + (first_int(text, "shared_experts") or 0) * expert_width
     if model_type.startswith("llama4"):
         expert_width, shared = width, width
         dense = FeedForward(width=int(text.get("intermediate_size_mlp") or width))
@@ -242,6 +234,8 @@ def _is_sparse(text: Config, index: int) -> bool:
     if index < int(text.get("first_k_dense_replace") or 0):
         return False
     if index in (text.get("mlp_only_layers") or ()):
+        return False
+    if index < int(text.get("moe_layer_start_index") or 0):  # ERNIE 4.5
         return False
     listed = text.get("moe_layers")
     if isinstance(listed, Sequence) and not isinstance(listed, str):

@@ -47,6 +47,60 @@ QWEN_7B: dict[str, Any] = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+GRANITE_HYBRID: dict[str, Any] = {
+    "model_type": "granitemoehybrid",
+    "hidden_size": 4096,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 768,
+    "shared_intermediate_size": 1536,
+    "num_local_experts": 72,
+    "num_experts_per_tok": 10,
+    "mamba_n_heads": 128,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+    "mamba_d_conv": 4,
+    "layer_types": ["attention" if index in (5, 15, 25, 35) else "mamba" for index in range(40)],
+    "vocab_size": 100352,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
+HUNYUAN_A13B: dict[str, Any] = {
+    "model_type": "hunyuan_v1_moe",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "moe_intermediate_size": [3072] * 32,
+    "num_experts": 64,
+    "num_shared_expert": [1] * 32,
+    "moe_topk": [8] * 32,
+    "vocab_size": 128167,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}
+ERNIE_21B: dict[str, Any] = {
+    "model_type": "ernie4_5_moe",
+    "hidden_size": 2560,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "moe_k": 6,
+    "moe_layer_start_index": 1,
+    "vocab_size": 103424,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
 SMOLLM: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 576,
@@ -168,6 +222,19 @@ class TestPublishedFacts:
         for row in KNOWN:
             counted = parameters(read_arch(facts.config_of(row)))
             assert counted == pytest.approx(row["arch"]["params"], rel=0.015), row["arch_key"]
+
+    # Sizes as their publishers state them (model cards, 2025): 32B, 80B and 21B in all.
+    @pytest.mark.parametrize(("config", "billions"), [(GRANITE_HYBRID, 32.2), (HUNYUAN_A13B, 80.4), (ERNIE_21B, 21.8)])
+    def test_shared_experts_are_counted_under_every_name_that_they_have(
+        self, config: dict[str, Any], billions: float
+    ) -> None:
+        assert parameters(read_arch(config)) / 1e9 == pytest.approx(billions, rel=0.005)
+
+    def test_tokens_of_a_pool_leave_out_what_a_request_cannot_fill(self) -> None:
+        # Start-up log of 0.22.0 in memory_facts.jsonl: blocks of 48 tokens, 106,747 tokens in 2,225 blocks.
+        args = {"block_size": 48, "max_model_len": 32768, "num_gpu_blocks_override": 2225}
+
+        assert predict(QWEN_7B, args, 44.4, "0.22.0").kv_tokens == 106_747
 
 
 class TestCacheArithmetic:
