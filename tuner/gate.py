@@ -48,10 +48,14 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class NotAdmitted:
-    """The configuration is refused, with the signed violation (> 0) to tell the optimiser."""
+    """The configuration is refused."""
 
     failure: Failure
-    violation: float
+
+    @property
+    def violation(self) -> float:
+        """What to tell the optimiser: a signed number > 0, the same as if an engine had shown this failure."""
+        return memory_violation(self.failure)
 
 
 class Gate:
@@ -96,7 +100,7 @@ class Gate:
         if self._checker is not None:
             answer = self._checker.check(config)
             if isinstance(answer, Refused):
-                return NotAdmitted(Failure(FailureKind.INVALID_CONFIG, Stage.GATE, answer.message), 1.0)
+                return NotAdmitted(Failure(FailureKind.INVALID_CONFIG, Stage.GATE, answer.message))
             effective = answer.effective_args
         if refusal := self._too_short(effective or config.args):
             return refusal
@@ -107,7 +111,7 @@ class Gate:
         failure = _memory_failure(prediction)
         if self._memory == "verify":
             return Admitted(key, effective, prediction, predicted_failure=failure)
-        return NotAdmitted(failure, memory_violation(failure))
+        return NotAdmitted(failure)
 
     def _prediction(self, config: EngineConfig) -> MemoryPrediction | None:
         """Predict the memory; what the model of it cannot read is no reason to refuse what vLLM takes."""
@@ -123,16 +127,14 @@ class Gate:
         if not self._num_gpus or ranks <= self._num_gpus:
             return None
         message = f"tensor_parallel_size × pipeline_parallel_size = {ranks} needs more than the {self._num_gpus} GPUs"
-        return NotAdmitted(Failure(FailureKind.INVALID_CONFIG, Stage.GATE, message), ranks / self._num_gpus - 1)
+        return NotAdmitted(Failure(FailureKind.INVALID_CONFIG, Stage.GATE, message))
 
     def _too_short(self, args: Mapping[str, Any]) -> NotAdmitted | None:
         length = args.get("max_model_len")
         if not isinstance(length, int) or length >= self._longest_tokens:
             return None
         message = f"max_model_len {length} cannot hold the workload's longest request of {self._longest_tokens} tokens"
-        return NotAdmitted(
-            Failure(FailureKind.INVALID_CONFIG, Stage.GATE, message), self._longest_tokens / max(1, length) - 1
-        )
+        return NotAdmitted(Failure(FailureKind.INVALID_CONFIG, Stage.GATE, message))
 
 
 def effective_key(config: EngineConfig, effective_args: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from objectives.memory import UNKNOWN_SHORTAGE
 from tuner.ledger import TrialRecord, TrialState
 from tuner.proposer import Proposal, Proposer
 from tuner.view import Objective
@@ -15,7 +16,7 @@ def tell(proposer: Proposer, objectives: Sequence[Objective], proposal: Proposal
     if record.state in (TrialState.FAILED, TrialState.VOID) or score is None or proposal.repeats is not None:
         proposer.tell_unusable(proposal.number)
     elif record.engine is None:
-        proposer.tell_violation(proposal.number, score.violations.get("memory", 1.0))
+        proposer.tell_violation(proposal.number, score.violations.get("memory", UNKNOWN_SHORTAGE))
     else:
         values = [score.values[o.name] for o in objectives]
         proposer.tell_measured(proposal.number, values, score.violations)

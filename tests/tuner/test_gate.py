@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from objectives.measurement import FailureKind, Stage
+from objectives.memory import UNKNOWN_SHORTAGE
 from tuner.config import EngineConfig
 from tuner.engine.config_check import Refused, Resolved
 from tuner.errors import UsageError
@@ -93,7 +94,7 @@ def test_what_vllm_refuses_is_refused_with_its_words_and_predicts_nothing() -> N
 
     assert verdict.failure.kind is FailureKind.INVALID_CONFIG
     assert (verdict.failure.stage, verdict.failure.message) == (Stage.GATE, "Unknown dtype: float7")
-    assert verdict.violation > 0
+    assert verdict.violation == UNKNOWN_SHORTAGE
 
 
 @pytest.mark.parametrize("checker", [Checker(), None], ids=["vllm asked", "vllm not asked"])
@@ -103,7 +104,7 @@ def test_length_that_cannot_hold_the_workload_is_refused_with_both_lengths(check
     verdict = refused(asked.check(config(max_model_len=256)))
 
     assert verdict.failure.message == "max_model_len 256 cannot hold the workload's longest request of 512 tokens"
-    assert verdict.violation == 1.0
+    assert verdict.violation == UNKNOWN_SHORTAGE
     assert isinstance(asked.check(config(max_model_len=512)), Admitted)
 
 
@@ -183,5 +184,5 @@ def test_more_ranks_than_gpus_are_refused_before_vllm_is_asked() -> None:
 
     assert isinstance(verdict, NotAdmitted)
     assert verdict.failure.kind is FailureKind.INVALID_CONFIG
-    assert verdict.violation == 1.0
+    assert verdict.violation == UNKNOWN_SHORTAGE
     assert isinstance(four.check(EngineConfig({"tensor_parallel_size": 4})), Admitted)

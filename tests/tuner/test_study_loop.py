@@ -26,6 +26,7 @@ from toy_study import (
 )
 
 from objectives.measurement import Failure, FailureKind, Measurement, Stage
+from objectives.memory import UNKNOWN_SHORTAGE
 from tuner import study as loop
 from tuner.config import EngineConfig
 from tuner.errors import StudyStoppedError
@@ -161,7 +162,7 @@ def test_configuration_that_vllm_refuses_at_the_start_is_infeasible_without_a_me
     assert record.state is TrialState.INFEASIBLE
     assert record.score is not None
     assert "memory" not in record.score.violations
-    assert study.told()[1] == ("COMPLETE", 1.0)
+    assert study.told()[1] == ("COMPLETE", UNKNOWN_SHORTAGE)
     assert len(record.attempts) == 0
 
 
