@@ -47,6 +47,8 @@ class FailureKind(StrEnum):
     """A port that the engine wanted is taken."""
     HUNG = "hung"
     """A start or a run made no progress within its budget and was ended by the watchdog."""
+    NODE_LOST = "node_lost"
+    """The machine that the engine ran on left the cluster."""
     CRASHED = "crashed"
     """The engine died and nothing in its log says why."""
     INTERRUPTED = "interrupted"

@@ -91,13 +91,11 @@ def _cells(row: Row) -> list[str | Text]:
 
 @dataclass(slots=True)
 class _Now:
-    """The trial that runs."""
+    """A trial that runs."""
 
-    proposal: Proposal | None = None
+    proposal: Proposal
+    since: float
     stage: str = ""
-    since: float = 0.0
-    of_trials: int | None = None
-    ends_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -106,7 +104,9 @@ class Display:
 
     console: Console
     objectives: tuple[Objective, ...]
-    _now: _Now = field(default_factory=_Now)
+    _running: dict[int, _Now] = field(default_factory=dict)
+    _of_trials: int | None = None
+    _ends_at: float | None = None
     _history: History | None = None
     _live: Live | None = None
 
@@ -124,12 +124,15 @@ class Display:
 
     def began(self, proposal: Proposal, of_trials: int | None, ends_at: float | None) -> None:
         """Show that a trial begins."""
-        self._now = _Now(proposal, "", time.time(), of_trials, ends_at)
-        self._line(f"{self._position()}: {proposal.source}: {config_text(dict(proposal.changes))}{self._left()}")
+        self._running[proposal.number] = _Now(proposal, time.time())
+        self._of_trials, self._ends_at = of_trials, ends_at
+        changes = config_text(dict(proposal.changes))
+        self._line(f"{self._position(proposal.number)}: {proposal.source}: {changes}{self._left()}")
 
-    def progressed(self, text: str) -> None:
-        """Show what the trial is doing."""
-        self._now.stage = text
+    def progressed(self, number: int, text: str) -> None:
+        """Show what a trial is doing."""
+        if number in self._running:
+            self._running[number].stage = text
 
     def finished(self, record: TrialRecord, history: History) -> None:
         """Show what became of a trial."""
@@ -140,7 +143,7 @@ class Display:
             self._line(
                 "  hint: NCCL_P2P_DISABLE=1 under engine.env helps on machines whose GPUs cannot reach each other"
             )
-        self._now = _Now(of_trials=self._now.of_trials, ends_at=self._now.ends_at)
+        self._running.pop(record.number, None)
 
     def noted(self, text: str) -> None:
         """Show something about the study as a whole."""
@@ -150,13 +153,11 @@ class Display:
         stamp = datetime.now().astimezone().strftime("%H:%M:%S")
         self.console.print(f"{stamp} {text}", highlight=False, markup=False, soft_wrap=True)
 
-    def _position(self) -> str:
-        proposal, total = self._now.proposal, self._now.of_trials
-        number = proposal.number if proposal else 0
-        return f"trial {number}" + (f" (of {total} to run)" if total else "")
+    def _position(self, number: int) -> str:
+        return f"trial {number}" + (f" (of {self._of_trials} to run)" if self._of_trials else "")
 
     def _left(self) -> str:
-        return f" — ends about {clock(self._now.ends_at)}" if self._now.ends_at else ""
+        return f" — ends about {clock(self._ends_at)}" if self._ends_at else ""
 
     def _render(self) -> Group:
         parts: list[Table | Text] = []
@@ -164,9 +165,8 @@ class Display:
             study = view(self._history, self.objectives)
             if study.front:
                 parts.append(front_table(study, "front so far"))
-        if self._now.proposal is not None:
-            busy = duration(time.time() - self._now.since)
-            parts.append(
-                Text(f"{self._position()}: {self._now.stage or 'start'} for {busy}{self._left()}", style="cyan")
-            )
+        for number, now in list(self._running.items()):
+            busy = duration(time.time() - now.since)
+            line = f"{self._position(number)}: {now.stage or 'start'} for {busy}{self._left()}"
+            parts.append(Text(line, style="cyan"))
         return Group(*parts)

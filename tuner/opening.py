@@ -15,6 +15,7 @@ from objectives.constraints import Constraint
 from tuner.config import EngineConfig
 from tuner.engine.accelerators import accelerator_type_of, gpus_here
 from tuner.engine.config_check import ConfigChecker, Refused
+from tuner.engine.pool import FixedPool
 from tuner.engine.protocol import TrialEngine
 from tuner.engine.vllm import vllm_version
 from tuner.errors import PreflightError, StudyFileError, UsageError, WorkloadError
@@ -316,7 +317,7 @@ def opened(
             user_metrics=metrics,
             proposer=proposer,
             gate=gate,
-            engine=engine,
+            pool=FixedPool([engine], "this machine"),
             listener=listener,
             after_trial=tracking.wake,
         )

@@ -3,6 +3,9 @@
 What happened is in the ledger before anything else hears of it; Optuna and MLflow are brought up to date from there.
 A trial that was interrupted keeps its number and is run again, so that an interrupted study proposes what an
 uninterrupted one would have.
+
+Engines work on threads of their own (`tuner.crew`); everything here happens on one. Nothing runs beside the first
+measurement of the reference, with which all others are compared.
 """
 
 from __future__ import annotations
@@ -14,38 +17,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from objectives.measurement import Failure, FailureKind, Measurement, Stage
-from objectives.memory import memory_violation
-from objectives.score import Score, UserMetric
-from objectives.speed import drifts, noise_floor
+from objectives.measurement import FailureKind, Measurement
+from objectives.score import UserMetric
 from objectives.validity import Reference
-from tuner import artifacts
+from tuner import artifacts, outcomes
 from tuner.config import EngineConfig
-from tuner.engine.protocol import MeasurePlan, TrialEngine
+from tuner.crew import ATTEMPTS, Crew, Ended, Job, Progressed
+from tuner.drift import INTERFERENCE, beside_was_measured, drift_note, interference_note
+from tuner.engine.protocol import EnginePool, MeasurePlan, Seat
 from tuner.errors import StudyStoppedError
 from tuner.gate import Admitted, Gate, NotAdmitted
-from tuner.judge import judge
 from tuner.ledger import Attempt, History, Ledger, StudyNote, TrialLine, TrialRecord, TrialState
-from tuner.pace import FIRST_GUESS_S, TWIN_GUESS_S, Pace
+from tuner.night import CLOSING_S, NOT_A_CANDIDATE, Deadline, Limits, Step, is_open, next_step, outlook
+from tuner.pace import FIRST_GUESS_S, TWIN_GUESS_S, Pace, saving
 from tuner.proposer import Proposal, Proposer
 from tuner.spec import Measure
 from tuner.study_file import StudyFile
 from tuner.study_folder import StudyFolder
+from tuner.telling import tell
 from tuner.view import Objective, view
 from tuner.workload.model import Workload
 
-MACHINE_FAILURES_IN_A_ROW = 3
-"""So many failures of the machine without one success between them stop the study: it would only fail on."""
-ATTEMPTS = 2
-"""A void or machine-failed trial is tried once more."""
 REFERENCE_TRIALS = 3
 """So many trials of one run may go into the reference, with which everything is compared, before it is done without."""
 INSISTS = 3
 """So many known or refused proposals in a row mean that the sampler is stuck: the next one is drawn at random."""
 REFUSALS_IN_A_ROW = 200
 """So many proposals in a row that needed no engine mean that nothing is left to try."""
-NOT_A_CANDIDATE = frozenset({"sentinel", "confirm"})
-"""Sources of trials that measure a known configuration again; they do not use up the budget of trials."""
+HELD_AT_MOST = 10
+"""So many proposals may wait for what a running trial will show; then nothing new is asked for."""
+LOOK_S = 2.0
+"""How often it is looked for engines on machines that joined, while nothing else happens."""
+NO_ENGINE_S = 600.0
+"""So long a study waits for a machine when all have left."""
 
 
 class Listener(Protocol):
@@ -55,8 +59,8 @@ class Listener(Protocol):
         """Hear that a trial begins, how many trials there will be, and when the study is expected to end."""
         ...
 
-    def progressed(self, text: str) -> None:
-        """Hear that the trial that runs entered a new stage."""
+    def progressed(self, number: int, text: str) -> None:
+        """Hear that a running trial entered a new stage."""
         ...
 
     def finished(self, record: TrialRecord, history: History) -> None:
@@ -80,7 +84,7 @@ class Rooms:
     user_metrics: Mapping[str, UserMetric]
     proposer: Proposer
     gate: Gate
-    engine: TrialEngine
+    pool: EnginePool
     listener: Listener
     after_trial: Callable[[], None]
 
@@ -96,13 +100,19 @@ class Ending:
 class StudyRun:
     """One `tuner run`."""
 
-    def __init__(self, rooms: Rooms, *, trials: int | None, deadline: float | None) -> None:
+    def __init__(self, rooms: Rooms, *, trials: int | None, deadline: Deadline | None) -> None:
         self._rooms = rooms
-        self._trials = trials
+        self._limits = limits_of(rooms.file, trials)
         self._deadline = deadline
         self._ledger: Ledger = rooms.folder.ledger
         self._history = self._ledger.history()
-        self._machine_failures = 0
+        self._crew = Crew(rooms.pool, rooms.workload)
+        self._waiting: list[Job] = []
+        self._held: dict[int, int] = {}
+        """Proposals that wait for what a running trial will show -> that trial."""
+        self._refusals = 0
+        self._beside_was_asked = False
+        self._without_engines_since_s: float | None = None
         self._keys: dict[str, TrialRecord] = {}
         self._reference: Reference | None = None
         self._reference_trials = 1
@@ -118,30 +128,60 @@ class StudyRun:
             When the machine fails again and again; what was finished is kept.
         """
         self._catch_up()
-        refusals = 0
-        while (ending := self._ending()) is None:
-            proposal = self._next(explore=refusals >= INSISTS)
-            ran = self._trial(proposal)
-            refusals = 0 if ran else refusals + 1
-            if refusals >= REFUSALS_IN_A_ROW:
-                ending = Ending(
-                    "exhausted", f"the last {refusals} proposals were known or refused: nothing is left to try"
-                )
-                break
-        self._confirm()
+        try:
+            step = self._drive()
+        except (KeyboardInterrupt, StudyStoppedError):
+            for job in self._jobs():
+                if job.seat is not None:
+                    self._ledger.append(TrialLine(outcomes.interrupted(job.record)))
+            raise
+        ending = Ending(step.code, step.text)
+        if self._refusals >= REFUSALS_IN_A_ROW:
+            text = f"the last {REFUSALS_IN_A_ROW} proposals were known or refused: nothing is left to try"
+            ending = Ending("exhausted", text)
+        if saved := saving(self._history):
+            self._note("compile_cache", saved.sentence)
         self._note(ending.code, ending.text)
         return ending
 
-    def _confirm(self) -> None:
-        """Measure the front again, so that the luck of a winner does not decide; as far as time allows."""
-        for round_number in range(self._rooms.file.spec.confirm.rounds):
-            for number in view(self._history, self._rooms.objectives).front:
-                done = sum(t.source == "confirm" and t.repeats == number for t in self._history.finished)
-                if done > round_number or not self._has_time():
-                    continue
-                record = next(t for t in self._history.trials if t.number == number)
-                self._rooms.proposer.enqueue_repeat("confirm", self._changes(record), number)
-                self._trial(self._next())
+    def _drive(self) -> Step:
+        """Keep every engine busy until nothing more is to be begun and everything has ended; return why."""
+        while True:
+            self._launch_waiting()
+            if self._crew.has_place(self._waiting) and not self._reference_is_under_way():
+                step = self._step()
+                if step.kind != "stop" or self._queue_alone():
+                    if len(self._held) < HELD_AT_MOST:
+                        if step.repeats is not None:
+                            self._queue_repeat("confirm", step.repeats)
+                        self._begin(self._next(explore=self._refusals + len(self._held) >= INSISTS))
+                        continue
+                elif not self._jobs():
+                    return step
+            self._hear()
+
+    def _jobs(self) -> list[Job]:
+        """Trials under way: those that run, and those that wait for a seat."""
+        return [*self._crew.running, *self._waiting]
+
+    def _reference_is_under_way(self) -> bool:
+        return any(job.proposal.source == "reference" for job in self._jobs())
+
+    def _hear(self) -> None:
+        """Wait for what the engines have to say."""
+        event = self._crew.hear(LOOK_S)
+        if isinstance(event, Progressed):
+            self._rooms.listener.progressed(event.job.record.number, event.text)
+        elif isinstance(event, Ended):
+            self._attempted(event)
+        if self._crew.running or self._crew.seats:
+            self._without_engines_since_s = None
+        elif self._without_engines_since_s is None:
+            self._without_engines_since_s = time.monotonic()
+        elif time.monotonic() - self._without_engines_since_s > NO_ENGINE_S:
+            text = f"no machine with room for an engine has been there for {NO_ENGINE_S:.0f} s; add one and go on"
+            self._note("machine", text)
+            raise StudyStoppedError(text)
 
     # What comes next ------------------------------------------------------------------------------------------------
 
@@ -149,7 +189,7 @@ class StudyRun:
         """Tell Optuna what the ledger knows and it does not, and queue again what an operator asked for and lost."""
         proposer = self._rooms.proposer
         proposer.close_unnamed()
-        finished = {t.number: t for t in self._history.finished if not _is_open(t)}
+        finished = {t.number: t for t in self._history.finished if not is_open(t)}
         for proposal in proposer.open_trials():
             if proposal.number in finished:
                 self._tell(proposal, finished[proposal.number])
@@ -159,13 +199,18 @@ class StudyRun:
                 proposer.enqueue_again(record.number)
 
     def _next(self, *, explore: bool = False) -> Proposal:
-        open_trials = self._rooms.proposer.open_trials()
-        if open_trials:
-            return open_trials[0]
+        interrupted = self._interrupted()
+        if interrupted:
+            return interrupted[0]
         if not self._rooms.proposer.has_queued():
             self._queue_reference_again()
             self._queue_sentinel()
         return self._rooms.proposer.ask(explore=explore)
+
+    def _interrupted(self) -> list[Proposal]:
+        """Trials that were begun and are neither over nor under way now."""
+        busy = {job.record.number for job in self._jobs()} | self._held.keys()
+        return [p for p in self._rooms.proposer.open_trials() if p.number not in busy]
 
     def _queue_reference_again(self) -> None:
         """Queue the reference once more where the machine failed it or its measurement is void."""
@@ -181,50 +226,86 @@ class StudyRun:
         noise, reference = self._rooms.file.spec.noise, self._history.reference
         if reference is None or reference.state is not TrialState.COMPLETE:
             return
-        repeats = [t for t in self._history.finished if t.source == "sentinel"]
-        since = _candidates_since(self._history, repeats[-1].number if repeats else reference.number)
+        repeats = self._sentinels()
+        since = _candidates_since(self._history, repeats[-1] if repeats else reference.number)
         if len(repeats) < noise.aa_runs or (noise.sentinel_every and since >= noise.sentinel_every):
-            self._rooms.proposer.enqueue_repeat("sentinel", self._changes(reference), reference.number)
+            self._queue_repeat("sentinel", reference.number)
+        elif noise.aa_runs and self._crew.has_neighbours and not self._beside_was_asked:
+            self._beside_was_asked = True  # once a run: whether a neighbour was busy then is seen afterwards
+            if not beside_was_measured(self._history):
+                self._queue_repeat("sentinel", reference.number)
+
+    def _sentinels(self) -> list[int]:
+        """Numbers of the trials that measured the reference again, or do so now."""
+        over = {t.number for t in self._history.finished if t.source == "sentinel" and not is_open(t)}
+        return sorted(over | {job.record.number for job in self._jobs() if job.proposal.source == "sentinel"})
+
+    def _queue_alone(self) -> bool:
+        """Queue a member of the front that was measured beside busy neighbours only, once they are known to disturb."""
+        if self._jobs() or not any(note.code == INTERFERENCE for note in self._history.notes):
+            return False
+        pace = Pace.of(self._history, self._limits.first_guess_s)
+        left_s = self._left_s()
+        alone = {t.config.key() for t in self._history.finished if t.source == "alone" or not t.neighbours}
+        for number in view(self._history, self._rooms.objectives).front:
+            record = self._record(number)
+            if record.config.key() not in alone and (left_s is None or left_s >= pace.again_s(record)):
+                self._queue_repeat("alone", number)
+                return True
+        return False
+
+    def _record(self, number: int) -> TrialRecord:
+        return next(t for t in self._history.trials if t.number == number)
 
     def _changes(self, record: TrialRecord) -> dict[str, object]:
         """What a trial sets beyond the study's fixed arguments."""
         return {name: mine for name, (mine, _) in record.config.difference(self._rooms.base).items()}
 
-    def _ending(self) -> Ending | None:
-        done = candidates(self._history)
-        if self._trials is not None and done >= self._trials and not self._rooms.proposer.open_trials():
-            return Ending("budget", f"{done} of {self._trials} trials are done")
-        if self._deadline is not None and not self._has_time():
-            left = max(0.0, self._deadline - time.time())
-            return Ending("deadline", f"a trial takes about {self._pace().trial_s:.0f} s, {left:.0f} s are left")
-        return None
+    def _queue_repeat(self, source: str, number: int) -> None:
+        """Queue a further measurement of a trial's configuration."""
+        self._rooms.proposer.enqueue_repeat(source, self._changes(self._record(number)), number)
+
+    def _step(self) -> Step:
+        interrupted = bool(self._interrupted())
+        return next_step(
+            self._history,
+            self._front(),
+            self._limits,
+            self._left_s(),
+            is_open=interrupted,
+            searched_all=self._refusals >= REFUSALS_IN_A_ROW and not interrupted,
+            under_way=[job.record for job in self._jobs()],
+        )
+
+    def _front(self) -> tuple[int, ...]:
+        return view(self._history, self._rooms.objectives).front if self._limits.rounds else ()
+
+    def _left_s(self) -> float | None:
+        return None if self._deadline is None else self._deadline.left_s()
 
     def _has_time(self) -> bool:
-        """Whether another trial would end before the deadline."""
-        return self._deadline is None or time.time() + self._pace().trial_s <= self._deadline
-
-    def _pace(self) -> Pace:
-        is_twin = self._rooms.file.spec.engine.backend == "twin"
-        return Pace.of(self._history, TWIN_GUESS_S if is_twin else FIRST_GUESS_S)
+        """Whether another try of a trial would end before the deadline."""
+        left_s = self._left_s()
+        return left_s is None or left_s >= Pace.of(self._history, self._limits.first_guess_s).trial_s
 
     def _ends_at(self) -> float | None:
         """When the study is expected to end, in Unix seconds."""
-        pace = self._pace()
-        by_trials = None
-        if self._trials is not None:
-            by_trials = time.time() + pace.trial_s * max(0, self._trials - candidates(self._history))
-        known = [t for t in (by_trials, self._deadline) if t is not None]
-        return min(known) if known else None
+        ends_in_s = outlook(self._history, self._front(), self._limits, self._left_s()).ends_in_s
+        return None if ends_in_s is None else time.time() + ends_in_s
 
     # One trial ------------------------------------------------------------------------------------------------------
 
-    def _trial(self, proposal: Proposal) -> bool:
-        """Run one proposal to its record; return whether an engine was needed."""
+    def _begin(self, proposal: Proposal) -> None:
+        """Begin one proposal, unless its result is known, refused or about to be."""
         config = self._rooms.base.with_args(proposal.changes)
         verdict = self._rooms.gate.check(config)
         if (known := self._known(proposal, verdict)) is not None:
             self._tell(proposal, known)
-            return False
+            self._refusals += 1
+            return
+        if (running := self._will_be_known(proposal, verdict)) is not None:
+            self._held[proposal.number] = running
+            return
         record = TrialRecord(
             number=proposal.number,
             state=TrialState.RUNNING,
@@ -236,24 +317,17 @@ class StudyRun:
             effective_key=verdict.key if isinstance(verdict, Admitted) else None,
         )
         if isinstance(verdict, NotAdmitted):
-            self._finish(proposal, self._refused(record, verdict))
-            return False
-        self._ledger.append(TrialLine(record))
-        self._history = self._ledger.history()
-        self._rooms.listener.began(proposal, self._trials, self._ends_at())
-        try:
-            finished = self._attempts(record)
-        except KeyboardInterrupt:
-            interrupted = Failure(
-                FailureKind.INTERRUPTED, Stage.RUN, "the tuner was ended; the trial will be run again"
-            )
-            self._ledger.append(TrialLine(_ended(record, TrialState.FAILED, failure=interrupted)))
-            raise
-        self._finish(proposal, finished)
-        self._learn_about_gate(verdict, finished)
+            self._refusals += 1
+            self._finish(proposal, outcomes.refused(record, verdict))
+            return
+        self._refusals = 0
+        self._waiting.append(Job(proposal, verdict, record, alone=self._wants_quiet(proposal)))
+
+    def _wants_quiet(self, proposal: Proposal) -> bool:
+        """Whether nothing else may run on its machine: the reference, the noise floor, a last word on the front."""
         if proposal.source == "sentinel":
-            self._watch_drift()
-        return True
+            return sum(number < proposal.number for number in self._sentinels()) < self._rooms.file.spec.noise.aa_runs
+        return proposal.source in ("reference", "alone")
 
     def _known(self, proposal: Proposal, verdict: Admitted | NotAdmitted) -> TrialRecord | None:
         """Find the trial that already showed what this proposal would; what is measured again on purpose has none."""
@@ -261,76 +335,110 @@ class StudyRun:
             return None
         return self._keys.get(verdict.key)
 
+    def _will_be_known(self, proposal: Proposal, verdict: Admitted | NotAdmitted) -> int | None:
+        """Find the trial under way that will show what this proposal would, or whether the memory model is right."""
+        if isinstance(verdict, NotAdmitted) or proposal.repeats is not None:
+            return None
+        for job in self._jobs():
+            if job.verdict.key == verdict.key and job.proposal.repeats is None:
+                return job.record.number
+            if verdict.predicted_failure is not None and job.verdict.predicted_failure is not None:
+                return job.record.number
+        return None
+
     def _params(self, proposal: Proposal, verdict: Admitted | NotAdmitted) -> dict[str, object]:
         """Values of the searched parameters, vLLM's own for those that the trial does not set."""
         effective = verdict.effective_args if isinstance(verdict, Admitted) else {}
         values = {**{n: effective.get(n) for n in self._rooms.file.spec.space}, **proposal.changes}
         return {n: v for n, v in values.items() if n in self._rooms.file.spec.space or n in proposal.changes}
 
-    def _refused(self, record: TrialRecord, verdict: NotAdmitted) -> TrialRecord:
-        score = Score({}, {}, {"memory": verdict.violation} if verdict.failure.kind.is_oom else {})
-        return _ended(record, TrialState.INFEASIBLE, failure=verdict.failure, score=score)
+    def _launch_waiting(self) -> None:
+        """Give every trial that waits a seat, as far as there are some."""
+        for job in list(self._waiting):
+            if (seat := self._crew.place_for(job)) is not None:
+                self._waiting.remove(job)
+                self._launch(job, seat)
 
-    def _attempts(self, record: TrialRecord) -> TrialRecord:
-        """Try a trial, once more if the machine failed or the measurement is void."""
-        attempts: list[Attempt] = []
-        engine_s = 0.0
-        for attempt in range(ATTEMPTS):
-            log_path = self._rooms.folder.trial(record.number) / "engine.log"
-            plan = measure_plan(self._rooms.file.spec.measure, record.number * ATTEMPTS + attempt, log_path)
-            began_s = time.monotonic()
-            outcome = self._rooms.engine.run(record.config, self._rooms.workload, plan, self._rooms.listener.progressed)
-            seconds = time.monotonic() - began_s
-            engine_s += seconds
-            finished = self._scored(record, outcome)
-            finished = dataclasses.replace(finished, attempts=tuple(attempts), engine_s=engine_s)
-            self._count_machine_failures(finished)
-            if finished.state not in (TrialState.VOID, TrialState.FAILED):
-                return finished
-            void = tuple(reason.code for reason in finished.score.void) if finished.score else ()
-            attempts.append(Attempt(finished.failure, void, seconds))
-            if self._machine_failures >= MACHINE_FAILURES_IN_A_ROW:
-                return finished
-        return finished
+    def _launch(self, job: Job, seat: Seat) -> None:
+        if job.seat is None:
+            job.record = dataclasses.replace(job.record, started_at=time.time())
+            self._write(TrialLine(job.record))
+            self._rooms.listener.began(job.proposal, self._limits.trials, self._ends_at())
+        number = job.record.number
+        log_path = self._rooms.folder.trial(number) / "engine.log"
+        plan = measure_plan(self._rooms.file.spec.measure, number * ATTEMPTS + job.measurements, log_path)
+        if (left_s := self._left_s()) is not None:
+            plan = dataclasses.replace(plan, end_by_s=time.monotonic() + left_s)
+        self._crew.launch(job, seat, plan)
 
-    def _scored(self, record: TrialRecord, outcome: Measurement | Failure) -> TrialRecord:
-        """Turn what an engine showed into a finished record; its tables are on disk before it is."""
-        if isinstance(outcome, Failure):
-            if not outcome.kind.is_configuration_fault:
-                return _ended(record, TrialState.FAILED, failure=outcome)
-            score = Score({}, {}, {"memory": memory_violation(outcome)} if outcome.kind.is_oom else {})
-            return _ended(record, TrialState.INFEASIBLE, failure=outcome, score=score)
-        artifacts.save(outcome, self._rooms.folder.trial(record.number))
-        rooms = self._rooms
-        score = judge(rooms.file, outcome, rooms.workload, self._reference, rooms.user_metrics)
-        state = TrialState.VOID if score.void else TrialState.COMPLETE if score.feasible else TrialState.INFEASIBLE
-        return dataclasses.replace(
-            _ended(record, state, score=score),
-            engine=outcome.engine,
-            speed_before=outcome.speed_before,
-            speed_after=outcome.speed_after,
-            predicted=outcome.predicted,
+    def _attempted(self, ended: Ended) -> None:
+        """Take in how an attempt ended: it is tried once more if the machine failed or the measurement is void."""
+        job, outcome = ended.job, ended.outcome
+        if isinstance(outcome, BaseException):
+            raise outcome
+        self._crew.release(job)
+        job.engine_s += ended.seconds
+        if isinstance(outcome, Measurement):
+            # Its tables are on disk before its record is.
+            artifacts.save(outcome, self._rooms.folder.trial(job.record.number))
+            rooms = self._rooms
+            finished = outcomes.measured(
+                job.record, outcome, rooms.file, rooms.workload, self._reference, rooms.user_metrics
+            )
+        else:
+            finished = outcomes.failed(job.record, outcome)
+        finished = dataclasses.replace(
+            finished, attempts=tuple(job.attempts), engine_s=job.engine_s, neighbours=job.neighbours
         )
+        self._count_machine_failure(job, finished)
+        if self._is_tried_again(job, finished):
+            void = tuple(reason.code for reason in finished.score.void) if finished.score else ()
+            job.attempts.append(Attempt(finished.failure, void, ended.seconds))
+            self._waiting.insert(0, job)
+            return
+        self._held = {held: by for held, by in self._held.items() if by != job.record.number}
+        self._finish(job.proposal, finished)
+        self._stop_if_worn_out(finished)
+        self._learn_about_gate(job.verdict, finished)
+        if job.proposal.source == "sentinel":
+            self._watch_machine()
 
-    def _count_machine_failures(self, record: TrialRecord) -> None:
-        self._machine_failures = self._machine_failures + 1 if record.state is TrialState.FAILED else 0
+    def _is_tried_again(self, job: Job, record: TrialRecord) -> bool:
+        if record.state not in (TrialState.VOID, TrialState.FAILED) or is_open(record):
+            return False
+        return job.may_try_again(record.failure) and not self._crew.is_worn_out and self._has_time()
+
+    def _count_machine_failure(self, job: Job, record: TrialRecord) -> None:
+        """Hold a failure of the machine against the seat; a machine that left took only its trial with it."""
+        if is_open(record) or job.seat is None:
+            return
+        if record.failure is not None and record.failure.kind is FailureKind.NODE_LOST:
+            self._note("node_lost", f"trial {record.number} ended with {job.seat.machine}: {record.failure.message}")
+            return
+        retired = self._crew.count(job.seat, failed=record.state is TrialState.FAILED)
+        if retired and record.failure is not None and not self._crew.is_worn_out:
+            why = f"{record.failure.kind} ({record.failure.message})"
+            self._note("engine", f"an engine on {job.seat.machine} is not used any more, its machine failed it: {why}")
+
+    def _stop_if_worn_out(self, record: TrialRecord) -> None:
+        if not self._crew.is_worn_out:
+            return
+        assert record.failure is not None
+        text = (
+            f"the machine failed {self._crew.failures_in_a_row} times in a row, last with {record.failure.kind} "
+            f"({record.failure.message}); mend it and run the study again"
+        )
+        self._note("machine", text)
+        raise StudyStoppedError(text)
 
     def _finish(self, proposal: Proposal, record: TrialRecord) -> None:
         """Write the record down, then tell everybody."""
-        self._ledger.append(TrialLine(record))
-        self._history = self._ledger.history()
+        self._write(TrialLine(record))
         self._remember(record)
-        self._tell(proposal, record)
+        if not is_open(record):  # the deadline came: it keeps its number and is run again
+            self._tell(proposal, record)
         self._rooms.after_trial()
         self._rooms.listener.finished(record, self._history)
-        if self._machine_failures >= MACHINE_FAILURES_IN_A_ROW:
-            assert record.failure is not None
-            text = (
-                f"the machine failed {self._machine_failures} times in a row, last with {record.failure.kind} "
-                f"({record.failure.message}); mend it and run the study again"
-            )
-            self._note("machine", text)
-            raise StudyStoppedError(text)
 
     def _remember(self, record: TrialRecord) -> None:
         """Know a configuration, so that it is not run again; failures of the machine say nothing about it."""
@@ -344,16 +452,7 @@ class StudyRun:
             self._reference = Reference.of(artifacts.load(self._rooms.folder.trial(record.number)))
 
     def _tell(self, proposal: Proposal, record: TrialRecord) -> None:
-        """Tell Optuna. Predicted and measured alike; what the machine did wrong is never held against anything."""
-        proposer = self._rooms.proposer
-        score = record.score
-        if record.state in (TrialState.FAILED, TrialState.VOID) or score is None or proposal.repeats is not None:
-            proposer.tell_unusable(proposal.number)
-        elif record.engine is None:
-            proposer.tell_violation(proposal.number, score.violations.get("memory", 1.0))
-        else:
-            values = [score.values[o.name] for o in self._rooms.objectives]
-            proposer.tell_measured(proposal.number, values, score.violations)
+        tell(self._rooms.proposer, self._rooms.objectives, proposal, record)
 
     def _learn_about_gate(self, verdict: Admitted | NotAdmitted, record: TrialRecord) -> None:
         """Compare a start with what the memory model said would not fit."""
@@ -368,31 +467,21 @@ class StudyRun:
                 "gate", f"trial {record.number} started although the memory model said no: it refuses nothing any more"
             )
 
-    def _watch_drift(self) -> None:
-        """Compare the latest measurement of the reference with the first: beyond the floor, the machine drifted."""
-        measured = [t for t in self._history.finished if t.source in ("reference", "sentinel") and t.score is not None]
-        series = [t for t in measured if t.state is TrialState.COMPLETE]
-        runs = 1 + self._rooms.file.spec.noise.aa_runs
-        if runs < 2 or len(series) <= runs:
-            return
-        values = [t.score.values for t in series if t.score is not None]
-        floors = noise_floor(values[:runs])
-        names = [o.name for o in self._rooms.objectives]
-        for drift in drifts(values, {name: floors[name] for name in names if name in floors}):
-            if drift.index == len(series) - 1:
-                since, until = series[-2].number, series[-1].number
-                self._note(
-                    "drift",
-                    f"trial {until} measured the reference again: {drift.metric} changed by "
-                    f"{drift.relative_change:+.0%} since the study began, more than the noise floor of "
-                    f"{drift.floor:.0%}; trials after {since} are in doubt",
-                    {"since": since, "until": until},
-                )
+    def _watch_machine(self) -> None:
+        """Say so when the reference shows that the machine drifts, or that engines beside each other disturb."""
+        names, runs = [o.name for o in self._rooms.objectives], self._rooms.file.spec.noise.aa_runs
+        for look in (drift_note, interference_note):
+            if (note := look(self._history, names, runs, time.time())) is not None:
+                self._write(note)
+                self._rooms.listener.noted(note.text)
 
-    def _note(self, code: str, text: str, values: Mapping[str, float] | None = None) -> None:
-        self._ledger.append(StudyNote(code, text, time.time(), values or {}))
-        self._history = self._ledger.history()
+    def _note(self, code: str, text: str) -> None:
+        self._write(StudyNote(code, text, time.time()))
         self._rooms.listener.noted(text)
+
+    def _write(self, line: TrialLine | StudyNote) -> None:
+        self._ledger.append(line)
+        self._history = self._ledger.history()
 
 
 def measure_plan(measure: Measure, salt: int, log_path: Path) -> MeasurePlan:
@@ -408,24 +497,16 @@ def measure_plan(measure: Measure, salt: int, log_path: Path) -> MeasurePlan:
     )
 
 
-def candidates(history: History) -> int:
-    """Count the trials that used up budget: an engine ran (or refused to start with) a configuration of their own."""
-    return sum(
-        t.engine_s > 0 and t.source not in NOT_A_CANDIDATE and not _is_open(t) and t.state is not TrialState.FAILED
-        for t in history.finished
+def limits_of(file: StudyFile, trials: int | None) -> Limits:
+    """What one run of a study may use; `trials` instead of the study file's where it is given."""
+    is_twin = file.spec.engine.backend == "twin"
+    return Limits(
+        trials=trials if trials is not None else file.spec.budget.trials,
+        rounds=file.spec.confirm.rounds,
+        first_guess_s=TWIN_GUESS_S if is_twin else FIRST_GUESS_S,
+        closing_s=TWIN_GUESS_S if is_twin else CLOSING_S,
     )
 
 
 def _candidates_since(history: History, number: int) -> int:
     return sum(t.engine_s > 0 and t.number > number and t.source not in NOT_A_CANDIDATE for t in history.finished)
-
-
-def _is_open(record: TrialRecord) -> bool:
-    """Whether a trial was interrupted and will be run again under its number."""
-    return record.failure is not None and record.failure.kind is FailureKind.INTERRUPTED
-
-
-def _ended(
-    record: TrialRecord, state: TrialState, *, score: Score | None = None, failure: Failure | None = None
-) -> TrialRecord:
-    return dataclasses.replace(record, state=state, finished_at=time.time(), score=score, failure=failure)

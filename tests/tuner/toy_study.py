@@ -23,10 +23,12 @@ from objectives.measurement import (
 )
 from objectives.score import UserMetric
 from tuner.config import EngineConfig
+from tuner.engine.pool import FixedPool
 from tuner.engine.protocol import MeasurePlan, Progress
 from tuner.gate import ForMemory, Gate
 from tuner.judge import objectives_of
 from tuner.ledger import History, TrialRecord
+from tuner.night import Deadline
 from tuner.proposer import Proposal, Proposer
 from tuner.study import Ending, Rooms, StudyRun
 from tuner.study_file import StudyFile, parse
@@ -145,7 +147,7 @@ class Heard:
     def began(self, proposal: Proposal, of_trials: int | None, ends_at: float | None) -> None:
         self.begun.append(proposal)
 
-    def progressed(self, text: str) -> None:
+    def progressed(self, number: int, text: str) -> None:
         self.stages.append(text)
 
     def finished(self, record: TrialRecord, history: History) -> None:
@@ -195,7 +197,7 @@ class ToyStudy:
             objectives=[(True, 1) for _ in spec.objectives],
         )
 
-    def open(self, engine: ToyEngine, trials: int | None = None, deadline: float | None = None) -> StudyRun:
+    def open(self, engine: ToyEngine | FixedPool, trials: int | None = None, deadline: float | None = None) -> StudyRun:
         """Open it as a new process would."""
         file = self.file
         rooms = Rooms(
@@ -207,13 +209,15 @@ class ToyStudy:
             user_metrics=self.user_metrics,
             proposer=self.proposer(),
             gate=Gate(None, self.predict, longest_tokens=8, memory=file.spec.gate.memory),
-            engine=engine,
+            pool=engine if isinstance(engine, FixedPool) else FixedPool([engine], "toy"),
             listener=self.heard,
             after_trial=self._wake,
         )
-        return StudyRun(rooms, trials=trials or file.spec.budget.trials, deadline=deadline)
+        return StudyRun(rooms, trials=trials, deadline=None if deadline is None else Deadline(at=deadline))
 
-    def run(self, engine: ToyEngine, trials: int | None = None, deadline: float | None = None) -> Ending:
+    def run(
+        self, engine: ToyEngine | FixedPool, trials: int | None = None, deadline: float | None = None
+    ) -> Ending:
         return self.open(engine, trials, deadline).run()
 
     def _wake(self) -> None:

@@ -1,13 +1,13 @@
 """The seam between the study loop and whatever runs a configuration: vLLM in a Ray actor, or the twin.
 
-Two protocols. `TrialEngine` is what the loop sees: a configuration and a workload in, a measurement or a failure out;
-no exception crosses it for anything that an engine did. `TokenSource` is what the load driver sees: one running
-engine that streams tokens.
+Three protocols. `TrialEngine` is what the loop sees: a configuration and a workload in, a measurement or a failure out;
+no exception crosses it for anything that an engine did. `EnginePool` has the engines that can run at once.
+`TokenSource` is what the load driver sees: one running engine that streams tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +31,8 @@ class MeasurePlan:
         Varies the fresh token ids of the whole trial, so that no two trials share one.
     log_path:
         File that the engine's own output is appended to; `None` discards it.
+    end_by_s:
+        A reading of `time.monotonic` by which the trial is ended whatever it does, as `interrupted`; `None` for never.
     """
 
     repeats: int = 1
@@ -41,6 +43,7 @@ class MeasurePlan:
     stop_budget_s: float = 120.0
     sample_interval_s: float = 0.5
     log_path: Path | None = None
+    end_by_s: float | None = None
 
 
 Progress = Callable[[str], None]
@@ -48,7 +51,10 @@ Progress = Callable[[str], None]
 
 
 class TrialEngine(Protocol):
-    """Runs one configuration at a time. `run` starts, warms, measures, stops and proves; calls do not overlap."""
+    """Runs one configuration at a time. `run` starts, warms, measures, stops and proves; calls do not overlap.
+
+    `run` may be called on another thread than `close`, which then ends it.
+    """
 
     def run(
         self, config: EngineConfig, workload: Workload, plan: MeasurePlan, progress: Progress
@@ -58,6 +64,26 @@ class TrialEngine(Protocol):
 
     def close(self) -> None:
         """End everything that belongs to this engine. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seat:
+    """A place where one engine at a time runs. Engines on the same machine may disturb each other."""
+
+    engine: TrialEngine
+    machine: str
+
+
+class EnginePool(Protocol):
+    """The engines that a study may use at once."""
+
+    def seats(self) -> Sequence[Seat]:
+        """Seats that there are now: without those whose machine is gone, with those on machines that joined."""
+        ...
+
+    def close(self) -> None:
+        """End every engine, also those that run. Idempotent."""
         ...
 
 

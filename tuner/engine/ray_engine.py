@@ -11,6 +11,7 @@ import dataclasses
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -47,6 +48,14 @@ class _OutOfTimeError(Exception):
     """A call to the actor did not answer within its budget."""
 
 
+class _ClosedError(Exception):
+    """The engine was closed while it was busy."""
+
+
+class _DeadlineError(Exception):
+    """The study's deadline came while the engine was busy."""
+
+
 class _ActorLostError(Exception):
     """The actor's process is gone; the text is Ray's."""
 
@@ -81,6 +90,8 @@ class RayTrialEngine:
         self._family: list[ProcessIdentity] = []
         self._before: ResourceSnapshot | None = None
         self._memory_gib: Mapping[str, float] = {}
+        self._busy = threading.Lock()
+        self._closing = threading.Event()
         self._ended: tuple[ProcessIdentity, ...] | None = None
         """Of an engine that was ended by force, and not yet proven gone: the processes that lived on even then."""
         _connect(address)
@@ -90,6 +101,12 @@ class RayTrialEngine:
         self, config: EngineConfig, workload: Workload, plan: MeasurePlan, progress: Progress
     ) -> Measurement | Failure:
         """Start, measure, stop and prove; see `TrialEngine`."""
+        with self._busy:
+            return self._run(config, workload, plan, progress)
+
+    def _run(
+        self, config: EngineConfig, workload: Workload, plan: MeasurePlan, progress: Progress
+    ) -> Measurement | Failure:
         try:
             self._ensure_actor(config.env, progress)
             if left := self._left_by_force():
@@ -98,6 +115,13 @@ class RayTrialEngine:
         except _OutOfTimeError as error:
             self._recycle()
             return classify(f"{_tail(plan.log_path)}\n{error}")
+        except _DeadlineError:
+            self._recycle()
+            text = "the study's deadline came; the trial will be run again"
+            return Failure(FailureKind.INTERRUPTED, Stage.RUN, text)
+        except _ClosedError:
+            self._recycle()
+            return Failure(FailureKind.INTERRUPTED, Stage.RUN, "the study ended; the trial will be run again")
         except _ActorLostError as error:
             self._recycle()
             return self._classified(plan.log_path, Broken(Stage.RUN, str(error)))
@@ -110,13 +134,26 @@ class RayTrialEngine:
         self, config: EngineConfig, workload: Workload, plan: MeasurePlan, progress: Progress
     ) -> Measurement | Failure:
         started = self._call(
-            "start", config, plan.log_path, budget_s=plan.start_budget_s, what="start engine", progress=progress
+            "start",
+            config,
+            plan.log_path,
+            budget_s=plan.start_budget_s,
+            what="start engine",
+            progress=progress,
+            end_by_s=plan.end_by_s,
         )
         if isinstance(started, Broken):
             return self._classified(plan.log_path, started)
         assert isinstance(started, EngineFacts)
         measured = self._call(
-            "measure", workload, plan, budget_s=plan.run_budget_s, what="run", progress=progress, follow=True
+            "measure",
+            workload,
+            plan,
+            budget_s=plan.run_budget_s,
+            what="run",
+            progress=progress,
+            follow=True,
+            end_by_s=plan.end_by_s,
         )
         if isinstance(measured, Broken):
             return self._classified(plan.log_path, measured)
@@ -153,6 +190,7 @@ class RayTrialEngine:
         what: str,
         progress: Progress | None = None,
         follow: bool = False,
+        end_by_s: float | None = None,
     ) -> Any:
         """Call the actor and wait, passing on what it is doing."""
         import ray
@@ -171,8 +209,12 @@ class RayTrialEngine:
                 raise _ActorLostError(f"the engine's actor is gone: {error}") from error
             except RayTaskError as error:
                 raise _ActorLostError(f"the engine's actor failed: {error}") from error
+            if self._closing.is_set():
+                raise _ClosedError
             if time.monotonic() > deadline_s:
                 raise _OutOfTimeError(watchdog_line(what, budget_s))
+            if end_by_s is not None and time.monotonic() > end_by_s:
+                raise _DeadlineError
             if follow and progress is not None:
                 self._pass_on_state(progress)
             else:
@@ -266,10 +308,12 @@ class RayTrialEngine:
         self._family = []
 
     def close(self) -> None:
-        """End the actor and, where this process started it, Ray. Idempotent."""
+        """End the actor, also in the middle of a run, and, where this process started it, Ray. Idempotent."""
         import ray
 
-        self._recycle()
+        self._closing.set()
+        with self._busy:
+            self._recycle()
         if ray.is_initialized():
             ray.shutdown()
         self._note_processes([])
