@@ -77,6 +77,11 @@ class Pace:
         return MARGIN * (max(took_s - start_s, 0.0) + min(start_s, max(usual_s, 0.0)))
 
 
+def first_guess_s(backend: str) -> float:
+    """Return the seconds of a trial before anything was measured, by the study's backend (`vllm` or `twin`)."""
+    return TWIN_GUESS_S if backend == "twin" else FIRST_GUESS_S
+
+
 def _upper_quartile(values: Sequence[float]) -> float:
     return values[0] if len(values) == 1 else statistics.quantiles(sorted(values), n=4, method="inclusive")[2]
 

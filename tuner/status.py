@@ -5,16 +5,16 @@ A running `tuner run` leaves its limits beside the ledger, since it alone knows 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from tuner.artifacts import write_json
 from tuner.ledger import History, StudyNote, TrialState
 from tuner.night import Deadline, Limits, Outlook, candidates, outlook
-from tuner.pace import FIRST_GUESS_S, Pace, StartKind, saving
+from tuner.pace import Pace, StartKind, first_guess_s, saving
 from tuner.study_file import StudyFile
 from tuner.study_folder import StudyFolder
 from tuner.view import StudyView, trial_document
@@ -27,10 +27,10 @@ ENDINGS = frozenset({"budget", "deadline", "exhausted", "machine", "stopped"})
 def note_run(folder: StudyFolder, limits: Limits, deadline: Deadline | None) -> None:
     """Leave the limits of a run that begins now."""
     ends_by = None if deadline is None else time.time() + deadline.left_s()
-    write_json(folder.path / RUN, {"trials": limits.trials, "rounds": limits.rounds, "ends_by": ends_by})
+    write_json(folder.path / RUN, {**dataclasses.asdict(limits), "ends_by": ends_by})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Status:
     """How far a study is."""
 
@@ -43,7 +43,7 @@ class Status:
     def document(self) -> dict[str, Any]:
         """Return it as a JSON document."""
         counts = Counter(str(t.state) for t in self.study.trials)
-        pace = Pace.of(self.history)
+        pace = Pace.of(self.history, first_guess_s(self.file.spec.engine.backend))
         ahead = self.outlook()
         saved = saving(self.history)
         return {
@@ -71,12 +71,13 @@ class Status:
         if not self.running:
             return None
         try:
-            limits = json.loads((self.folder.path / RUN).read_text())
-            trials, rounds, ends_by = limits["trials"], int(limits["rounds"]), limits["ends_by"]
+            noted = json.loads((self.folder.path / RUN).read_text())
+            ends_by = noted.pop("ends_by")
+            limits = Limits(**noted)
         except (OSError, ValueError, KeyError, TypeError):  # a run that begins just now
             return None
         left_s = None if ends_by is None else ends_by - time.time()
-        return outlook(self.history, self.study.front, Limits(trials, rounds, FIRST_GUESS_S), left_s)
+        return outlook(self.history, self.study.front, limits, left_s)
 
     def _current(self) -> list[int]:
         return [t.number for t in self.study.trials if t.state is TrialState.RUNNING]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from study_samples import sample_history
 
 from tuner.ledger import History, TrialState
-from tuner.pace import FIRST_GUESS_S, MARGIN, Pace
+from tuner.pace import FIRST_GUESS_S, MARGIN, TWIN_GUESS_S, Pace, first_guess_s
 
 MEASURED = sample_history(1, running=False).trials[0]
 
@@ -21,6 +21,10 @@ def history(*seconds: float) -> History:
 def test_before_anything_was_measured_the_guess_holds() -> None:
     assert Pace.of(history()).trial_s == FIRST_GUESS_S
     assert Pace.of(history(), 5.0).trial_s == 5.0
+
+
+def test_a_twin_is_guessed_to_be_faster() -> None:
+    assert first_guess_s("twin") == TWIN_GUESS_S < first_guess_s("vllm") == FIRST_GUESS_S
 
 
 def test_one_trial_is_taken_with_a_margin() -> None:
