@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -136,3 +137,13 @@ def test_the_defaults_are_those_of_the_installed_vllm(parser: Any) -> None:
     assert defaults["enforce_eager"] is False
     assert defaults["max_num_seqs"] is None
     assert defaults["gpu_memory_utilization"] == parser.get_default("gpu_memory_utilization")
+
+
+def test_reading_the_defaults_leaves_no_level_of_logging_to_engines_that_start_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
+
+    engine_defaults()
+
+    assert "VLLM_LOGGING_LEVEL" not in os.environ
