@@ -1,13 +1,10 @@
-"""Points that fill a search space evenly: the design that a study starts from, and the sample that a plan judges."""
+"""Points that fill a search space evenly, and where a value lies in it: a number from 0 to 1 for each parameter."""
 
 from __future__ import annotations
 
 import math
 
 from tuner.space import Parameter, Space, Value
-
-_DECIMALS = 10
-"""Steps add up to 0.8999999999999999 where a person writes 0.9."""
 
 
 def design_points(space: Space, count: int, seed: int) -> list[dict[str, Value]]:
@@ -29,15 +26,37 @@ def design_points(space: Space, count: int, seed: int) -> list[dict[str, Value]]
 
 
 def value_at(parameter: Parameter, position: float) -> Value:
-    """Value of a parameter at a position in [0, 1): every choice, and every step of a range, gets an equal share."""
+    """Value of a parameter at a position in [0, 1]: every choice, and every step of a range, gets an equal share."""
+    if is_listed(parameter):
+        index = min(int(position * parameter.cardinality), int(parameter.cardinality) - 1)
+        return parameter.at_step(index) if parameter.choices is None else parameter.ordered_choices[index]
+    low, high = _ends(parameter)
+    value = (
+        math.exp(math.log(low) + position * math.log(high / low)) if parameter.log else low + position * (high - low)
+    )
+    value = min(high, max(low, value))
+    return round(value) if parameter.is_int else value
+
+
+def position_of(parameter: Parameter, value: Value) -> float:
+    """Where a value of a parameter lies, so that `value_at` gives it back."""
     if parameter.choices is not None:
-        return parameter.ordered_choices[int(position * len(parameter.choices))]
-    low, high = parameter.low, parameter.high
-    assert low is not None
-    assert high is not None
-    if parameter.log:
-        value = math.exp(math.log(low) + position * (math.log(high) - math.log(low)))
-        return min(int(high), max(int(low), round(value))) if parameter.is_int else value
-    if math.isinf(parameter.cardinality):
-        return low + position * (high - low)
-    return parameter.at_step(int(position * parameter.cardinality))
+        index = parameter.ordered_choices.index(parameter.as_choice(value))
+        return (index + 0.5) / len(parameter.choices)
+    if is_listed(parameter):
+        return (parameter.step_of(value) + 0.5) / parameter.cardinality
+    low, high = _ends(parameter)
+    if low == high:
+        return 0.5
+    return math.log(value / low) / math.log(high / low) if parameter.log else (value - low) / (high - low)
+
+
+def is_listed(parameter: Parameter) -> bool:
+    """Whether every value of a parameter has an equal share of [0, 1]: choices, and linear ranges of finite length."""
+    return not parameter.log and not math.isinf(parameter.cardinality)
+
+
+def _ends(parameter: Parameter) -> tuple[float, float]:
+    assert parameter.low is not None
+    assert parameter.high is not None
+    return parameter.low, parameter.high

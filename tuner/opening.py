@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from tuner.engine.pool import FixedPool
 from tuner.engine.protocol import TrialEngine
 from tuner.engine.vllm import vllm_version
 from tuner.errors import PreflightError, StudyFileError, UsageError, WorkloadError
-from tuner.gate import ForMemory, Gate
+from tuner.gate import ForMemory, Gate, NotAdmitted
 from tuner.identity import begin
 from tuner.judge import objectives_of, user_metrics
 from tuner.ledger import History
@@ -242,8 +242,20 @@ def make_twin(file: StudyFile, device: DeviceSpec, memory: ForMemory) -> TwinEng
     return TwinEngine(device, model, oracle(memory))
 
 
-def proposer_of(file: StudyFile, folder: StudyFolder) -> Proposer:
-    """Return what proposes a study's trials, with all that it was told so far."""
+def proposer_of(file: StudyFile, folder: StudyFolder, gate: Gate | None = None) -> Proposer:
+    """Return what proposes a study's trials, with all that it was told so far.
+
+    Parameters
+    ----------
+    gate:
+        What it refuses is not proposed; without one, nothing is known of a configuration before it runs.
+    """
+    base = base_config(file)
+
+    def admits(changes: Mapping[str, Any]) -> float:
+        verdict = gate.check(base.with_args(changes)) if gate else None
+        return verdict.violation if isinstance(verdict, NotAdmitted) else 0.0
+
     return Proposer(
         folder.storage_url,
         file.spec.study,
@@ -251,6 +263,7 @@ def proposer_of(file: StudyFile, folder: StudyFolder) -> Proposer:
         file.spec.search,
         constraints=[str(Constraint.parse(text)) for text in file.spec.constraints],
         objectives=[(o.unit in RATIO_UNITS, 1 if o.direction == "minimize" else -1) for o in objectives_of(file)],
+        admits=admits,
     )
 
 
@@ -301,7 +314,7 @@ def opened(
             num_gpus=file.spec.resources.num_gpus,
         )
         objectives = objectives_of(file)
-        proposer = proposer_of(file, folder)
+        proposer = proposer_of(file, folder, gate)
         if not first_sources(file) <= proposer.sources():
             queue_first_trials(file, proposer, built.workload, listener, defaults(file, checker))
         engine = make_engine(file, folder, memory)

@@ -1,8 +1,9 @@
-"""What is tried next: Optuna behind ask and tell.
+"""What is tried next: Optuna as the store behind ask and tell, and who decides.
 
 The only module that imports Optuna. It translates between the study's space and Optuna's distributions (ordered choices
 and steps of a range become whole numbers, true categories stay categories), tells objectives as logarithms, and tells a
-configuration that could not run as a finite violation with the median of what is known in place of its values.
+configuration that could not run as a finite violation with the median of what is known in place of its values. After
+the first trials `tuner.search` decides, or one of Optuna's samplers.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ import hashlib
 import json
 import math
 import statistics
+import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tuner.design import design_points
+from tuner.errors import StoreError
+from tuner.search.coordinates import Array, Coordinates, keys
+from tuner.search.suggest import Admits, Past, suggest
 from tuner.space import Parameter, Space, Value
 from tuner.spec import Search
 
@@ -26,8 +34,12 @@ if TYPE_CHECKING:
 MOST_WHOLE_NUMBERS = 64
 """Ranges with more values than this are searched as real numbers and rounded. Optuna's GP lists every whole number of a
 range and tries them one by one: four fifths of the time of a trial's overhead, and gigabytes for a range of bytes."""
+LOCKED_S = 120.0
+"""So long another process may hold the storage: a backup of a large one takes a minute."""
 STARTS = "starts"
 """Name of Optuna's constraint for everything that keeps an engine from running: memory, or arguments vLLM refuses."""
+MOST_DESIGN_POINTS = 512
+"""So many points of the design are looked at for one that may be tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +75,7 @@ class Told:
 
 
 class Proposer:
-    """Proposes configurations and learns from their results.
+    """Proposes configurations and learns from their results. Any thread may call it; one at a time is served.
 
     Parameters
     ----------
@@ -73,6 +85,9 @@ class Proposer:
         Names of the study's own constraints, in a fixed order.
     objectives:
         For each objective whether its logarithm is modelled, and +1 to minimise or -1 to maximise it.
+    admits:
+        What is known of a configuration without an engine: what is not admitted is neither a point of the design nor
+        proposed by the model.
     """
 
     def __init__(
@@ -84,6 +99,7 @@ class Proposer:
         *,
         constraints: Sequence[str],
         objectives: Sequence[tuple[bool, int]],
+        admits: Admits = lambda _: 0.0,
     ) -> None:
         import optuna
 
@@ -92,9 +108,12 @@ class Proposer:
         self._search = search
         self._constraints = tuple(constraints)
         self._objectives = tuple(objectives)
+        self._admits = admits
+        self._coordinates = Coordinates(space)
+        self._lock = threading.RLock()
         self._distributions = {name: _distribution(parameter) for name, parameter in space.items()}
         self._study = optuna.create_study(
-            storage=storage_url,
+            storage=_storage(storage_url),
             study_name=study,
             directions=["minimize"] * len(objectives),
             load_if_exists=True,
@@ -135,60 +154,139 @@ class Proposer:
     def ask(self, *, explore: bool = False) -> Proposal:
         """Propose the next trial. The same history gives the same proposal, whatever was interrupted before.
 
-        `explore` draws at random where the sampler would decide: it may insist on what is known already.
+        Trials that were asked for and not told yet count as pending: nothing next to them is proposed in ignorance.
+        `explore` draws at random where one of Optuna's samplers would decide: it may insist on what is known already.
         """
-        history = self._study.get_trials(deepcopy=False)
-        waiting = next((t for t in history if t.state.name == "WAITING"), None)
-        if waiting is None and self._count_told(history) < self._search.startup_trials:
-            self.enqueue("design", self._design_point(sum(t.user_attrs.get("source") == "design" for t in history)))
-            return self.ask()
-        in_space = waiting is None or bool(waiting.user_attrs["in_space"])
-        self._study.sampler = _sampler(
-            "random" if explore else self._search.sampler, _seed(self._search.seed, len(history))
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that GPSampler is experimental, and which values lie outside a range
-            trial = self._study.ask(fixed_distributions=self._distributions if in_space else None)
-        if waiting is None:
-            self._describe(trial, "sampler", {n: _decode(self._space[n], v) for n, v in trial.params.items()})
-        return _proposal(trial)
+        with self._lock:
+            history = self._study.get_trials(deepcopy=False)
+            if not any(t.state.name == "WAITING" for t in history) and (found := self._found(history)) is not None:
+                self.enqueue(*found)
+                history = self._study.get_trials(deepcopy=False)
+            waiting = next((t for t in history if t.state.name == "WAITING"), None)
+            in_space = waiting is None or bool(waiting.user_attrs["in_space"])
+            sampler = self._search.sampler if waiting is None and not explore else "random"
+            self._study.sampler = _sampler(sampler, _seed(self._search.seed, len(history)))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # which values lie outside a range
+                trial = self._study.ask(fixed_distributions=self._distributions if in_space else None)
+            if waiting is None:
+                self._describe(trial, "sampler", {n: _decode(self._space[n], v) for n, v in trial.params.items()})
+            return _proposal(trial)
+
+    def _found(self, history: Sequence[optuna.trial.FrozenTrial]) -> tuple[str, dict[str, Value]] | None:
+        """Return what the design or the model wants tried and why; `None` leaves it to one of Optuna's samplers."""
+        begun = sum(t.state.name in ("COMPLETE", "RUNNING") and t.user_attrs.get("in_space", False) for t in history)
+        if begun >= self._search.startup_trials:
+            if self._search.sampler != "gp":
+                return None
+            found = suggest(
+                self._past(history), self._coordinates, _seed(self._search.seed, len(history)), self._admits
+            )
+            if found is not None:
+                return "sampler", dict(found.changes)
+        point = self._design_point(history)
+        return None if point is None else ("design", point)
 
     def _describe(self, trial: optuna.Trial, source: str, changes: Mapping[str, Value]) -> None:
         trial.set_user_attr("source", source)
         trial.set_user_attr("changes", json.dumps(dict(changes)))
         trial.set_user_attr("in_space", True)
 
-    def _count_told(self, history: Sequence[optuna.trial.FrozenTrial]) -> int:
-        return sum(t.state.name == "COMPLETE" for t in history)
+    def _design_point(self, history: Sequence[optuna.trial.FrozenTrial]) -> dict[str, Value] | None:
+        """Return the first point of a sequence that fills the space evenly which is admitted and was never proposed."""
+        past = self._past(history)
+        seen = set(keys(past.everything))
+        for count in (16, 64, MOST_DESIGN_POINTS):
+            for point in design_points(self._space, count, self._search.seed):
+                [key] = keys(self._coordinates.position(point)[None, :])
+                if key not in seen and self._admits(point) <= 0:
+                    return point
+                seen.add(key)
+        return None
 
-    def _design_point(self, index: int) -> dict[str, Value]:
-        """Point `index` of a sequence that fills the space evenly from the first point on."""
-        return design_points(self._space, index + 1, self._search.seed)[index]
+    def _past(self, history: Sequence[optuna.trial.FrozenTrial]) -> Past:
+        """Return the trials that have a place in the space, as arrays."""
+        trials = [t for t in history if t.user_attrs.get("in_space") and len(t.params) == len(self._space)]
+        told = [t for t in trials if t.state.name == "COMPLETE"]
+        empty = [math.nan] * len(self._objectives)
+        return Past(
+            positions=self._positions(told),
+            values=_rows([empty if t.user_attrs.get("imputed") else t.values for t in told], len(empty)),
+            violations=_rows([self._violations(t) for t in told], 1 + len(self._constraints)),
+            widths=_rows([t.user_attrs.get("widths") or empty for t in told], len(empty)),
+            pending=self._positions([t for t in trials if t.state.name in ("RUNNING", "WAITING")]),
+            closed=self._positions([t for t in trials if t.state.name == "FAIL"]),
+        )
 
-    def tell_measured(self, number: int, values: Sequence[float], violations: Mapping[str, float]) -> None:
-        """Tell what a trial measured: raw objective values, and the signed violations of memory and own constraints."""
-        told = [_transformed(v, *how) for v, how in zip(values, self._objectives, strict=True)]
-        self._tell(number, told, violations["memory"], violations)
+    def _positions(self, trials: Sequence[optuna.trial.FrozenTrial]) -> Array:
+        decoded = [{n: _decode(self._space[n], v) for n, v in t.params.items()} for t in trials]
+        return _rows([self._coordinates.position(changes) for changes in decoded], len(self._space))
+
+    def _violations(self, trial: optuna.trial.FrozenTrial) -> list[float]:
+        """Return the violations of a trial that was told; of one that could not run only the first is known."""
+        known = (STARTS,) if trial.user_attrs.get("imputed") else (STARTS, *self._constraints)
+        return [trial.constraints[n] if n in known else math.nan for n in (STARTS, *self._constraints)]
+
+    def tell_measured(
+        self,
+        number: int,
+        values: Sequence[float],
+        violations: Mapping[str, float],
+        intervals: Sequence[tuple[float, float] | None] = (),
+    ) -> None:
+        """Tell what a trial measured.
+
+        Parameters
+        ----------
+        values:
+            Of the objectives, as measured.
+        violations:
+            Signed, of memory and the study's own constraints.
+        intervals:
+            Of the objectives, where they are known; empty where none is.
+        """
+        with self._lock:
+            told = [_transformed(v, *how) for v, how in zip(values, self._objectives, strict=True)]
+            widths = [
+                None if ends is None else abs(_transformed(ends[1], *how) - _transformed(ends[0], *how))
+                for ends, how in zip(intervals, self._objectives, strict=False)
+            ]
+            attributes = {"widths": widths} if any(widths) else {}
+            self._tell(number, told, violations["memory"], violations, attributes)
 
     def tell_violation(self, number: int, violation: float) -> None:
         """Tell that a configuration cannot run: a finite violation > 0, and the median of what is known as values."""
-        known = [t.values for t in self._study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
-        columns = list(zip(*known, strict=True)) or [(0.0,)] * len(self._objectives)
-        self._tell(number, [statistics.median(c) for c in columns], max(violation, 1e-6), {})
+        with self._lock:
+            known = [t.values for t in self._study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
+            columns = list(zip(*known, strict=True)) or [(0.0,)] * len(self._objectives)
+            medians = [statistics.median(c) for c in columns]
+            self._tell(number, medians, max(violation, 1e-6), {}, {"imputed": True})
 
     def tell_unusable(self, number: int) -> None:
         """Close a trial from which nothing can be learned: the machine's fault, void, or outside the space."""
         import optuna
 
-        self._study.tell(number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+        with self._lock:
+            self._study.tell(number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
 
-    def _tell(self, number: int, values: list[float], starts: float, violations: Mapping[str, float]) -> None:
+    def _tell(
+        self,
+        number: int,
+        values: list[float],
+        starts: float,
+        violations: Mapping[str, float],
+        attributes: Mapping[str, object],
+    ) -> None:
+        import optuna
+
         trial = self._study.get_trials(deepcopy=False)[number]
         if trial.state.is_finished():
             return
         if not trial.user_attrs["in_space"]:
             self.tell_unusable(number)
             return
+        for key, value in attributes.items():
+            optuna.Trial(self._study, trial._trial_id).set_user_attr(key, value)
         self._constrain(trial, STARTS, starts)
         for name in self._constraints:
             self._constrain(trial, name, violations.get(name, 0.0))
@@ -226,6 +324,35 @@ class Proposer:
         return {t.user_attrs.get("source", "") for t in self._study.get_trials(deepcopy=False)}
 
 
+def _storage(url: str) -> optuna.storages.BaseStorage | str:
+    """Optuna's storage; a local one waits for another process that holds it rather than fail after five seconds."""
+    import optuna
+
+    if not url.startswith("sqlite:"):
+        return url
+    return optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": LOCKED_S}})
+
+
+@contextmanager
+def storage_faults(place: str) -> Iterator[None]:
+    """Turn whatever Optuna's storage raises inside into a sentence.
+
+    Raises
+    ------
+    StoreError
+        When the storage cannot be read or written.
+    """
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError) as error:
+        cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+        said = " ".join(str(getattr(cause, "orig", None) or cause).split())[:200]
+        raise StoreError(f"{place}: Optuna's storage cannot be used ({said}); free or mend it and go on") from error
+
+
 def _proposal(trial: optuna.Trial | optuna.trial.FrozenTrial) -> Proposal:
     attributes = trial.user_attrs
     changes = json.loads(attributes["changes"])
@@ -240,12 +367,15 @@ def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         match name:
-            case "gp":
-                return optuna.samplers.GPSampler(seed=seed, n_startup_trials=1, warn_independent_sampling=False)
             case "tpe":
                 return optuna.samplers.TPESampler(seed=seed, n_startup_trials=1, multivariate=True)
             case _:
                 return optuna.samplers.RandomSampler(seed=seed)
+
+
+def _rows(rows: Sequence[Any], columns: int) -> Array:
+    """Return rows as an array (n, columns) of numbers, NaN for `None`."""
+    return np.array(rows, dtype=np.float64).reshape(-1, columns)
 
 
 def _seed(seed: int, position: int) -> int:

@@ -136,7 +136,9 @@ class Search(Section):
     """How configurations are proposed."""
 
     sampler: Literal["gp", "tpe", "random"] = Field(
-        default="gp", description="Optuna's sampler after the first trials."
+        default="gp",
+        description="Who proposes after the first trials: `gp`, the tuner's own Gaussian process; `tpe` and `random` "
+        "are Optuna's.",
     )
     startup_trials: int = Field(
         default=6, ge=1, description="Trials from a space-filling design before the sampler takes over."

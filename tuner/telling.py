@@ -19,4 +19,5 @@ def tell(proposer: Proposer, objectives: Sequence[Objective], proposal: Proposal
         proposer.tell_violation(proposal.number, score.violations.get("memory", UNKNOWN_SHORTAGE))
     else:
         values = [score.values[o.name] for o in objectives]
-        proposer.tell_measured(proposal.number, values, score.violations)
+        intervals = [score.intervals.get(o.name) for o in objectives]
+        proposer.tell_measured(proposal.number, values, score.violations, intervals)

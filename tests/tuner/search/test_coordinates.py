@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.design import position_of, value_at
+from tuner.search.coordinates import Coordinates, keys, unseen
+from tuner.space import Parameter
+
+PARAMETERS = [
+    Parameter(choices=(16, 4, 64)),
+    Parameter(choices=(True, False)),
+    Parameter(choices=("a", None, [1, 2], {"x": 1})),
+    Parameter(choices=("only",)),
+    Parameter(low=1, high=512, log=True),
+    Parameter(low=2**28, high=2**36, log=True),
+    Parameter(low=0.001, high=3.5, log=True),
+    Parameter(low=0, high=4096),
+    Parameter(low=0, high=10, step=3),
+    Parameter(low=0.5, high=0.95, step=0.05),
+    Parameter(low=0.5, high=0.95),
+    Parameter(low=7, high=7),
+    Parameter(low=7, high=7, log=True),
+    Parameter(low=0.7, high=0.7),
+]
+SPACE = {f"p{i}": parameter for i, parameter in enumerate(PARAMETERS)}
+
+
+@given(st.sampled_from(PARAMETERS), st.floats(0, 1, exclude_max=True))
+def test_value_at_a_position_belongs_to_the_parameter_and_lies_where_it_is_found(
+    parameter: Parameter, position: float
+) -> None:
+    value = value_at(parameter, position)
+
+    assert parameter.contains(value)
+    assert value_at(parameter, position_of(parameter, value)) == pytest.approx(value)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_snapping_moves_to_the_position_of_the_value_and_no_further(seed: int) -> None:
+    coordinates = Coordinates(SPACE)
+    positions = np.random.default_rng(seed).random((3, coordinates.size))
+
+    snapped = coordinates.snapped(positions)
+
+    assert np.allclose(coordinates.snapped(snapped), snapped, atol=1e-12)
+    for raw, row in zip(positions, snapped, strict=True):
+        assert coordinates.position(coordinates.changes(raw)) == pytest.approx(row, abs=1e-9)
+
+
+def test_ordered_values_are_one_feature_and_true_categories_one_each() -> None:
+    coordinates = Coordinates({"seqs": PARAMETERS[0], "flag": PARAMETERS[1], "word": PARAMETERS[2]})
+    positions = np.array([coordinates.position({"seqs": 64, "flag": True, "word": None})])
+
+    assert coordinates.features(positions).shape == (1, 1 + 1 + 4)
+
+
+def test_every_category_is_as_far_from_every_other() -> None:
+    coordinates = Coordinates({"word": PARAMETERS[2]})
+
+    features = coordinates.features(coordinates.everything())
+    distances = np.linalg.norm(features[:, None] - features[None], axis=2)
+
+    assert distances[~np.eye(4, dtype=bool)] == pytest.approx(1.0)
+
+
+def test_listing_everything_gives_each_configuration_once() -> None:
+    coordinates = Coordinates({"seqs": PARAMETERS[0], "step": PARAMETERS[8], "flag": PARAMETERS[1]})
+
+    positions = coordinates.everything()
+
+    assert len(positions) == coordinates.points == 3 * 4 * 2
+    assert len(set(keys(positions))) == len(positions)
+
+
+def test_unseen_leaves_out_what_is_known_and_what_stands_twice() -> None:
+    positions = np.array([[0.5, 0.5], [0.1, 0.2], [0.5, 0.5], [0.9, 0.9]])
+
+    assert unseen(positions, set(keys(positions[1:2]))).tolist() == [[0.5, 0.5], [0.9, 0.9]]

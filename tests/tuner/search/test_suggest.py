@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tuner.design import design_points
+from tuner.search.candidates import near_points, spread_points
+from tuner.search.coordinates import Coordinates, keys
+from tuner.search.suggest import Past, suggest
+from tuner.space import Parameter
+
+SPACE = {
+    "seqs": Parameter(low=1, high=512, log=True),
+    "tokens": Parameter(low=256, high=16384, log=True),
+    "cache": Parameter(choices=(True, False)),
+    "block": Parameter(choices=(16, 32, 64, 128)),
+    "backend": Parameter(choices=("a", "b", "c")),
+}
+COORDINATES = Coordinates(SPACE)
+ROOM = 2_000_000
+
+
+def runs(changes: Mapping[str, Any]) -> bool:
+    return bool(changes["seqs"] * changes["tokens"] <= ROOM)
+
+
+def times(changes: Mapping[str, Any]) -> list[float]:
+    """Logarithms of a made-up TTFT and TPOT; backend b is the best in both."""
+    other = 0.0 if changes["backend"] == "b" else 0.3
+    ttft = np.log(2000 / changes["tokens"] + 60 / changes["seqs"]) + other
+    return [float(ttft), float(np.log(1 + changes["tokens"] / 8000 + changes["seqs"] / 200)) + other]
+
+
+def past_of(tried: list[dict[str, Any]], pending: list[dict[str, Any]] | None = None) -> Past:
+    size = COORDINATES.size
+    return Past(
+        positions=np.array([COORDINATES.position(c) for c in tried]),
+        values=np.array([times(c) if runs(c) else [np.nan, np.nan] for c in tried]),
+        violations=np.array([[c["seqs"] * c["tokens"] / ROOM - 1] for c in tried]),
+        widths=np.full((len(tried), 2), np.nan),
+        pending=np.array([COORDINATES.position(c) for c in pending or []]).reshape(-1, size),
+        closed=np.empty((0, size)),
+    )
+
+
+def everything_is_admitted(_: Mapping[str, Any]) -> float:
+    return -1.0
+
+
+TRIED = design_points(SPACE, 12, 0)
+
+
+def test_suggestion_is_in_the_space_and_not_known() -> None:
+    found = suggest(past_of(TRIED), COORDINATES, 1, everything_is_admitted)
+
+    assert found is not None
+    assert all(SPACE[name].contains(value) for name, value in found.changes.items())
+    assert found.changes not in TRIED
+    assert found.gain > 0
+
+
+def test_same_past_and_seed_give_the_same_suggestion() -> None:
+    first = suggest(past_of(TRIED), COORDINATES, 1, everything_is_admitted)
+
+    assert suggest(past_of(TRIED), COORDINATES, 1, everything_is_admitted) == first
+    assert suggest(past_of(TRIED), COORDINATES, 2, everything_is_admitted) != first
+
+
+def test_what_is_not_admitted_is_never_suggested() -> None:
+    found = suggest(past_of(TRIED), COORDINATES, 1, lambda c: 1.0 if c["cache"] else -1.0)
+
+    assert found is not None
+    assert found.changes["cache"] is False
+
+
+def test_nothing_is_suggested_where_everything_is_refused_or_nothing_was_measured() -> None:
+    assert suggest(past_of(TRIED), COORDINATES, 1, lambda _: 1.0) is None
+
+    failed = [c for c in design_points(SPACE, 64, 0) if not runs(c)]
+    assert suggest(past_of(failed), COORDINATES, 1, everything_is_admitted) is None
+
+
+def test_small_space_is_tried_to_its_end_and_then_nothing_is_left() -> None:
+    space = {"a": Parameter(choices=(1, 2, 3)), "b": Parameter(choices=(True, False))}
+    coordinates = Coordinates(space)
+    tried = design_points(space, 1, 0)
+    while True:
+        positions = np.array([coordinates.position(c) for c in tried])
+        values = np.array([[float(c["a"]), 4.0 - c["a"] + c["b"]] for c in tried])
+        empty, nothing = np.empty((0, 2)), np.full((len(tried), 1), -1.0)
+        past = Past(positions, values, nothing, np.full((len(tried), 2), np.nan), empty, empty)
+        found = suggest(past, coordinates, len(tried), everything_is_admitted)
+        if found is None:
+            break
+        tried.append(dict(found.changes))
+
+    assert len(set(keys(positions))) == len(tried) == 6
+
+
+def test_pending_trial_is_neither_repeated_nor_approached() -> None:
+    first = suggest(past_of(TRIED), COORDINATES, 1, everything_is_admitted)
+    assert first is not None
+
+    second = suggest(past_of(TRIED, [dict(first.changes)]), COORDINATES, 1, everything_is_admitted)
+
+    assert second is not None
+    apart = np.abs(COORDINATES.position(first.changes) - COORDINATES.position(second.changes))
+    assert apart.max() > 0.05
+
+
+def test_few_suggestions_learn_what_is_best_and_what_does_not_run() -> None:
+    tried = design_points(SPACE, 6, 3)
+    for index in range(14):
+        found = suggest(past_of(tried), COORDINATES, index, everything_is_admitted)
+        assert found is not None
+        tried.append(dict(found.changes))
+
+    latest = tried[-8:]
+    assert sum(c["backend"] == "b" for c in latest) >= 6
+    assert sum(runs(c) for c in latest) >= 6
+
+
+def test_spread_points_are_different_and_lie_on_values() -> None:
+    points = spread_points(COORDINATES, 0)
+
+    assert np.allclose(COORDINATES.snapped(points), points)
+    assert len(set(keys(points))) > 0.9 * len(points)
+
+
+def test_near_points_differ_from_a_centre_in_one_to_three_parameters() -> None:
+    centre = np.array([COORDINATES.position(TRIED[0])])
+
+    points = near_points(COORDINATES, centre, np.random.default_rng(0), 200)
+
+    moved = (~np.isclose(points, centre)).sum(axis=1)
+    assert moved.max() <= 3
+    assert np.mean(moved >= 1) > 0.9

@@ -1,0 +1,144 @@
+"""From what the trials so far showed to the configuration that promises most of those not known yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from objectives.pareto import front, hypervolume
+from tuner.search.candidates import near_points, spread_points
+from tuner.search.coordinates import Array, Coordinates, keys, unseen
+from tuner.search.improvement import expected_improvement
+from tuner.search.surrogate import Observed, Surrogate, learned
+from tuner.space import Value
+
+Admits = Callable[[Mapping[str, Value]], float]
+"""Signed violation that is known of a configuration before an engine starts; above 0 it is not proposed."""
+
+_ROUNDS = 2
+"""How often the surroundings of the best points are searched again, each time half as far."""
+_CENTRES = 8
+_ASKED = 64
+"""So many of the best candidates are looked at for one that is admitted."""
+_MARGIN = 0.1
+"""The corner lies so much of the front's extent beyond its worst values."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What to try next.
+
+    Parameters
+    ----------
+    changes:
+        The configuration.
+    gain:
+        Expected growth of the hypervolume between the front and its corner, as a share of it.
+    """
+
+    changes: Mapping[str, Value]
+    gain: float
+
+
+@dataclass(frozen=True)
+class Past:
+    """Trials as the proposer knows them.
+
+    Parameters
+    ----------
+    positions:
+        Of each trial with a result (n, size), snapped.
+    values, violations, widths:
+        As in `Observed`.
+    pending:
+        Positions of trials that run (m, size).
+    closed:
+        Positions of trials of which nothing was learned (k, size): they are not proposed again.
+    """
+
+    positions: Array
+    values: Array
+    violations: Array
+    widths: Array
+    pending: Array
+    closed: Array
+
+    @property
+    def everything(self) -> Array:
+        """Positions that are not to be proposed again."""
+        return np.vstack([self.positions, self.pending, self.closed])
+
+
+def suggest(past: Past, coordinates: Coordinates, seed: int, admits: Admits) -> Suggestion | None:
+    """Return the most promising configuration, or `None` where nothing was measured or nothing is left.
+
+    The same past and seed give the same answer.
+    """
+    observed = Observed(coordinates.features(past.positions), past.values, past.violations, past.widths)
+    if not observed.measured.any():
+        return None
+    surrogate = learned(observed)
+    pending = coordinates.features(past.pending)
+    aim = _aim(observed, surrogate.believing(pending), pending)
+    seen = set(keys(past.everything))
+    generator = np.random.default_rng(seed)
+    pool = unseen(_starting_points(past, observed, coordinates, generator, seed), seen)
+    if not len(pool):
+        return None
+    worth = aim.worth(coordinates.features(pool))
+    for round_number in range(_ROUNDS):
+        best = pool[np.argsort(-worth, kind="stable")[:_CENTRES]]
+        near = near_points(coordinates, best, generator, reach=0.5 ** (round_number + 1))
+        near = unseen(near, seen | set(keys(pool)))
+        if len(near):
+            pool = np.vstack([pool, near])
+            worth = np.concatenate([worth, aim.worth(coordinates.features(near))])
+    for index in np.argsort(-worth, kind="stable")[:_ASKED]:
+        changes = coordinates.changes(pool[index])
+        if admits(changes) <= 0:
+            return Suggestion(changes, float(worth[index]) / aim.volume)
+    return None
+
+
+@dataclass(frozen=True)
+class _Aim:
+    """What a point is worth: the expected growth of the front, times the probability that it can run."""
+
+    surrogate: Surrogate
+    front: Array
+    corner: Array
+
+    @property
+    def volume(self) -> float:
+        return max(hypervolume(self.front, self.corner), 1e-12) if len(self.front) else 1.0
+
+    def worth(self, features: Array) -> Array:
+        means, deviations = self.surrogate.predict(features)
+        gain = expected_improvement(means, deviations, self.front, self.corner)
+        return gain * self.surrogate.feasibility(features)
+
+
+def _aim(observed: Observed, surrogate: Surrogate, pending: Array) -> _Aim:
+    """Take the front from what the surrogate believes of the trials, so that one lucky measurement does not set it."""
+    feasible = observed.feasible
+    if not feasible.any():
+        corner = observed.values[observed.measured].max(axis=0) + 1.0
+        return _Aim(surrogate, np.empty((0, len(corner))), corner)
+    believed, _ = surrogate.predict(np.vstack([observed.features[feasible], pending]))
+    members = believed[front(believed)]
+    worst, best = members.max(axis=0), members.min(axis=0)
+    corner = worst + np.maximum(_MARGIN * (worst - best), 1e-3)
+    return _Aim(surrogate, members, corner)
+
+
+def _starting_points(
+    past: Past, observed: Observed, coordinates: Coordinates, generator: np.random.Generator, seed: int
+) -> Array:
+    feasible: NDArray[np.bool_] = observed.feasible
+    if not feasible.any():
+        return spread_points(coordinates, seed)
+    centres = past.positions[feasible][front(past.values[feasible])]
+    return np.vstack([spread_points(coordinates, seed), near_points(coordinates, centres, generator)])
