@@ -27,7 +27,9 @@ SILENCE = (
                 "did not become ready | made no progress | engine is unresponsive | engine hung | "
                 "execution timed out | execute_model timed out | sample_tokens timed out | request timed out | "
                 "readtimeout | heartbeat timeout | blocked for more than | soft lockup | enginegeneratetimeout | "
-                "raygettimeouterror | gettimeouterror | raychanneltimeouterror | rpc timeout"
+                "raygettimeouterror | gettimeouterror | raychanneltimeouterror | rpc timeout | "
+                "timed out waiting for the condition | context deadline exceeded | did not become healthy | "
+                "failed to start in time | zmq.error.again"
             ),
         ),
         re.compile(r"^(?!.*rpc call to)|rpc call to .{0,80}(?:timed? ?out|timeout)"),

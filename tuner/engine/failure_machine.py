@@ -19,7 +19,8 @@ HOST_DISK = (
             "unable to write to disk | ephemeral-storage | ephemeral local storage usage exceeds | "
             "diskpressure | insufficient shared memory (shm) | might be out of shared memory | [errno 28] | "
             "[errno 30] | [errno 122] | (os error 28) | (os error 30) | (os error 122) | [errno 27] | (os error 27) | "
-            "workers are out of shared memory | unable to write to file </torch | pytorchstreamwriter failed writing"
+            "no usable temporary directory | workers are out of shared memory | "
+            "unable to write to file </torch | pytorchstreamwriter failed writing"
         ),
     ),
     Rule(
@@ -76,7 +77,8 @@ DEVICE_LOST = (
             "nvidia-smi has failed | not able to use gpu | gpu hang | hw exception by gpu | "
             "cublas_status_execution_failed | cublas_status_internal_error | cublas_status_not_initialized | "
             "cudnn_status_execution_failed | cudnn_status_internal_error | placement group requiring | "
-            "placement group of | don't have enough gpus available | libcuda.so | cuda is not available"
+            "placement group of | don't have enough gpus available | libcuda.so | cuda is not available | "
+            "torch not compiled with cuda enabled | driver not loaded | could not select device driver"
         ),
         re.compile(r"^(?!.*waiting for creating a placement group)(?!.*libcuda\.so(?!.{0,40}cannot open))"),
     ),
@@ -114,7 +116,7 @@ COMMUNICATION = (
             "rendezvousconnectionerror | rendezvousclosederror | rendezvous failed | one or more ranks timed out | "
             "connectfullmesh failed | gloo/transport | timed out initializing process group | "
             "cannot assign requested address | no route to host | network is unreachable | ibv_ | nvshmem | "
-            "ucx  error | peer access is not supported | nixl_err"
+            "ucx  error | peer access is not supported | nixl_err | monitoredbarrier"
         ),
         re.compile(r"^(?!.*(?:nccl info|using nccl))"),
     ),

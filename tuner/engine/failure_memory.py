@@ -19,7 +19,8 @@ HOST_MEMORY = (
             "killed due to high memory usage | exceeds the memory usage threshold | ray killed this worker | "
             "memory cgroup out of memory | low on resource: memory | cpuallocator | cannot allocate memory | "
             "can't allocate memory | std::bad_alloc | bad_alloc | enomem | [errno 12] | (os error 12) | "
-            "_arraymemoryerror | cudahostalloc failed | not enough host memory | insufficient host memory | "
+            "_arraymemoryerror | cudahostalloc failed | "
+            "cudahostregister failed: out of memory | not enough host memory | insufficient host memory | "
             "not enough cpu memory | out of host memory | host out of memory | exceeded memory limit | "
             "memory limit exceeded | systemd-oomd | cpu out of memory"
         ),

@@ -32,6 +32,7 @@ MODEL = (
             "incomplete metadata | failed reading zip archive | unpicklingerror | "
             "consistency check failed: file should be of size | xetdownloaderror | cas service error | "
             "hfhubhttperror | git-lfs.github.com/spec | model not found | model does not exist | "
+            "connection error when trying to load | did not match any variant of untagged enum | "
             "no supported config format found | error no file named | unable to load weights from | "
             "model path does not exist | failed to download the model | invalid model path"
         ),
@@ -62,6 +63,17 @@ MODEL = (
     ),
     Rule(
         FailureKind.MODEL_UNAVAILABLE, Rank.CAUSE, ("model",), re.compile(r"\bmodel:? [\w./\-]+ does(?: not|n't) exist")
+    ),
+    Rule(
+        FailureKind.MODEL_UNAVAILABLE,
+        Rank.CAUSE,
+        any_of("tokenizer | gguf | s3 | gs:// | bucket"),
+        re.compile(
+            r"(?:unable to find|could not find|cannot find|can't find|failed to load|unable to load) the tokenizer"
+            r"|failed to load tokenizer|tokenizer (?:file )?(?:was )?not found|\bgguf (?:file|model) not found"
+            r"|\b(?:s3|gs|bucket)\b.{0,120}(?:access denied|forbidden|no such bucket|nosuchkey|not found)"
+        ),
+        start_only=True,
     ),
     # A client of a model's store: nothing else is asked over the network while an engine starts.
     Rule(
@@ -116,6 +128,7 @@ CONFIG = (
             "transformers does not recognize this architecture | "
             "failed to load the model config. if the model is a custom | contains custom code | "
             "`trust_remote_code=true` | no kernel image is available | "
+            "device kernel image is invalid | failed to find a kernel that can implement | "
             "not permitted when stream is capturing | out of resource: shared memory | "
             "out of resources: shared memory | ptxas fatal | ptxas error | mutually exclusive | "
             "too large swap space"
