@@ -491,12 +491,12 @@ class TestViolation:
     def test_more_memory_or_a_shorter_length_never_adds_to_the_shortage(
         self, length: int, share: float, more: float
     ) -> None:
-        def kv_shortage(tokens: int, utilisation: float) -> float:
-            p = predict(QWEN_7B, {"max_model_len": tokens, "gpu_memory_utilization": utilisation}, 22.3, "0.22.0")
-            return p.kv_tokens_needed - p.kv_tokens
+        def at(tokens: int, utilisation: float) -> MemoryPrediction:
+            return predict(QWEN_7B, {"max_model_len": tokens, "gpu_memory_utilization": utilisation}, 22.3, "0.22.0")
 
-        assert kv_shortage(length, share + more) <= kv_shortage(length, share)
-        assert kv_shortage(length + 1, share) >= kv_shortage(length, share)
+        assert at(length, share + more).kv_gib >= at(length, share).kv_gib
+        assert at(length, share + more).kv_tokens >= at(length, share).kv_tokens
+        assert at(length + 1, share).violation >= at(length, share).violation
 
 
 class TestMeasuredTrials:
