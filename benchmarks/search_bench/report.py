@@ -1,0 +1,185 @@
+"""The runs as one table a problem and one figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from search_bench.play import Run
+from search_bench.problem import Problem
+from search_bench.results import (
+    Array,
+    best_known,
+    curve,
+    hours_to,
+    infeasible_share,
+    mean_interval,
+    runs_of,
+    trials_to,
+)
+
+AT = (10, 20, 40)
+NAMES = {
+    "random": "random",
+    "random-gated": "random, gate in front",
+    "sobol": "Sobol",
+    "sobol-gated": "Sobol, gate in front",
+    "grid": "grid of two parameters",
+    "nsga2": "NSGA-II (population 10)",
+    "tpe-default": "TPE, Optuna's defaults, OOM as FAIL",
+    "tpe-tuned": "TPE tuned",
+    "tpe-tuned-gated": "TPE tuned, gate in front",
+    "gp-optuna": "GP of Optuna, ordinal, log",
+    "gp-optuna-gated": "GP of Optuna, gate in front",
+    "tuner-alone": "**tuner's sampler alone**",
+    "tuner-no-twin": "**tuner without twin**",
+    "tuner": "**tuner**",
+    "tuner-no-gate": "tuner without gate",
+    "tuner-no-log": "tuner without logarithms",
+    "tuner-no-ordinal": "tuner without order of choices",
+    "tuner-no-recipes": "tuner without recipes",
+    "tuner-no-design": "tuner without design",
+}
+MAIN = [n for n in NAMES if not n.startswith("tuner-no-")] + ["tuner-no-twin"]
+DRAWN = ("random", "sobol", "grid", "nsga2", "tpe-default", "tpe-tuned", "gp-optuna", "tuner-no-twin", "tuner")
+
+
+def tables(problems: Sequence[Problem]) -> str:
+    """Return Markdown: a table a problem, the ablation, and search in parallel."""
+    return "\n\n".join([*(_table(p) for p in problems), _ablation(problems), _parallel(problems)])
+
+
+def _alone(problem: Problem) -> dict[str, list[Run]]:
+    """Return runs of 40 trials by one actor, by searcher."""
+    found: dict[str, list[Run]] = {}
+    for run in runs_of(problem.name):
+        if run.actors == 1 and len(run.values) <= max(AT):
+            found.setdefault(run.searcher, []).append(run)
+    return found
+
+
+def _table(problem: Problem) -> str:
+    runs = _alone(problem)
+    lines = [
+        f"### {problem.title}",
+        "",
+        f"Best known: front of {len(problem.known_points())} configurations.",
+        "",
+        "| search | seeds | at 10 | at 20 | at 40 | trials to 90% | to 95% | hours to 90% | to 95% | do not fit | "
+        "s to propose |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [_row(problem, name, runs[name]) for name in MAIN if name in runs]
+    return "\n".join(lines)
+
+
+def _row(problem: Problem, name: str, runs: Sequence[Run]) -> str:
+    shares = [curve(run, problem) for run in runs]
+    at = [_interval([s[min(n, len(s)) - 1] for s in shares]) for n in AT]
+    trials = [_median([trials_to(s, goal) for s in shares], "{:.0f}") for goal in (0.9, 0.95)]
+    pairs = list(zip(runs, shares, strict=True))
+    hours = [_median([hours_to(r, s, goal) for r, s in pairs], "{:.1f}") for goal in (0.9, 0.95)]
+    propose = [s for run in runs for s in run.propose_s]
+    cells = [NAMES[name], str(len(runs)), *at, *trials, *hours, f"{infeasible_share(runs):.0%}"]
+    return "| " + " | ".join([*cells, f"{np.median(propose):.2f}, max {max(propose):.1f}"]) + " |"
+
+
+def _interval(values: Sequence[float]) -> str:
+    mean, low, high = mean_interval(values)
+    return f"{mean:.2f} ({low:.2f}–{high:.2f})"
+
+
+def _median(values: Sequence[float], form: str) -> str:
+    """Median over seeds; a dash where fewer than half of them came that far within their trials."""
+    middle = float(np.median(values))
+    return form.format(middle) if np.isfinite(middle) else "–"
+
+
+def _ablation(problems: Sequence[Problem]) -> str:
+    names = [n for n in NAMES if n == "tuner" or n.startswith("tuner-no-")]
+    lines = [
+        "### One part left out",
+        "",
+        "Share of the best known hypervolume at 20 / 40 trials; in brackets the difference at 20 to the whole, over "
+        "the same seeds.",
+        "",
+        "| search | " + " | ".join(p.title for p in problems) + " |",
+        "|---|" + "---|" * len(problems),
+    ]
+    for name in names:
+        cells = [_ablated(problem, name) for problem in problems]
+        lines.append(f"| {NAMES[name]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _ablated(problem: Problem, name: str) -> str:
+    runs = _alone(problem)
+    mine = {r.seed: curve(r, problem) for r in runs.get(name, [])}
+    whole = {r.seed: curve(r, problem) for r in runs.get("tuner", [])}
+    seeds = sorted(mine.keys() & whole.keys())
+    if not seeds:
+        return "–"
+    text = f"{np.mean([mine[s][19] for s in seeds]):.2f} / {np.mean([mine[s][-1] for s in seeds]):.2f}"
+    if name == "tuner":
+        return text
+    mean, low, high = mean_interval([mine[s][19] - whole[s][19] for s in seeds])
+    return f"{text} ({mean:+.3f}, {low:+.3f} to {high:+.3f})"
+
+
+def _parallel(problems: Sequence[Problem]) -> str:
+    lines = [
+        "### Several actors at equal trials",
+        "",
+        "| problem | search | actors | seeds | at 10 | at 20 | at 40 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for problem in problems:
+        groups: dict[tuple[str, int], list[Array]] = {}
+        for run in runs_of(problem.name):
+            if len(run.values) <= max(AT):
+                groups.setdefault((run.searcher, run.actors), []).append(curve(run, problem))
+        wanted = {name for name, actors in groups if actors > 1}
+        for (name, actors), curves in sorted(groups.items()):
+            if name in wanted:
+                at = " | ".join(_interval([c[min(n, len(c)) - 1] for c in curves]) for n in AT)
+                lines.append(f"| {problem.title} | {NAMES[name]} | {actors} | {len(curves)} | {at} |")
+    return "\n".join(lines)
+
+
+def figure(problems: Sequence[Problem], into: Path) -> None:
+    """Draw mean and 95% interval of the hypervolume by trial, a panel a problem."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plots, axes = plt.subplots(1, len(problems), figsize=(5 * len(problems), 4.2), squeeze=False)
+    colours = {name: plt.get_cmap("tab10")(i) for i, name in enumerate(DRAWN)}
+    for panel, problem in zip(axes[0], problems, strict=True):
+        for name, runs in _alone(problem).items():
+            if name not in colours:
+                continue
+            curves = np.array(
+                [np.pad(c, (0, max(AT) - len(c)), mode="edge") for r in runs for c in [curve(r, problem)]]
+            )
+            x = np.arange(1, max(AT) + 1)
+            wide = 2.4 if name == "tuner" else 1.2
+            panel.plot(x, curves.mean(axis=0), color=colours[name], lw=wide, label=NAMES[name].strip("*"))
+            bands = np.array([mean_interval(column)[1:] for column in curves.T])
+            panel.fill_between(x, bands[:, 0], bands[:, 1], color=colours[name], alpha=0.12, lw=0)
+        panel.set(title=problem.title, xlabel="trials", ylim=(0, 1.02))
+        panel.axhline(0.95, color="grey", lw=0.6, ls=":")
+        panel.grid(alpha=0.3)
+    axes[0][0].set_ylabel("hypervolume / best known")
+    axes[0][-1].legend(fontsize=7, loc="lower right")
+    plots.tight_layout()
+    into.parent.mkdir(parents=True, exist_ok=True)
+    plots.savefig(into, dpi=110)
+    plt.close(plots)
+
+
+def say_best(problem: Problem) -> str:
+    """Return a line on what is best known of a problem."""
+    return f"{problem.name}: best known {best_known(problem):.4f} from corner {problem.corner()}"

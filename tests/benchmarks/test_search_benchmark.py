@@ -1,0 +1,128 @@
+"""What the figures of the search benchmark rest on: its clock, its noise, its gate, its measure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+import pytest
+from search_bench.play import Run, play
+from search_bench.problem import Changes, Knowledge, Truth, Values, corner_of, front_of, measured, parameter
+from search_bench.results import curve, hours_to, infeasible_share, trials_to
+from search_bench.searchers import Gated, Listed, Outcome, Suggestion
+
+from tuner.config import EngineConfig
+from tuner.gate import Gate
+from tuner.ledger import History
+from tuner.memory_model import MemoryPrediction
+from tuner.space import Space
+
+
+class Toy:
+    """A trade-off along one parameter; what is above 6 does not start, and the gate knows it."""
+
+    name = "toy"
+    title = "toy"
+    space: ClassVar[Space] = {"max_num_seqs": parameter([1, 2, 3, 4, 5, 6, 7, 8])}
+    default: ClassVar[Changes] = {"max_num_seqs": 3}
+    noise = 0.05
+    version = "1"
+
+    def truth(self, changes: Changes) -> Truth:
+        seqs = changes["max_num_seqs"]
+        if seqs > 6:
+            return Truth(None, 0.5, 10.0)
+        return Truth((10.0 / seqs, 0.01 * seqs), -0.5, 100.0)
+
+    def note(self, changes: Changes) -> None:
+        pass
+
+    def knowledge(self) -> Knowledge:
+        return Knowledge(EngineConfig(), self._gate)
+
+    def _gate(self, history: Callable[[], History]) -> Gate:
+        def predict(config: EngineConfig) -> MemoryPrediction | None:
+            short = 0.5 if config.args["max_num_seqs"] > 6 else -0.5
+            return MemoryPrediction(
+                1, 1, 0, 0, 0, 0, 1, 10, 15 if short > 0 else 5, 1, 10, short <= 0, short, (short, short), {},
+                frozenset(), frozenset(), False,
+            )  # fmt: skip
+
+        return Gate(None, predict, longest_tokens=1, memory="refuse")
+
+    def known_points(self) -> list[Values]:
+        return [v for s in range(1, 7) if (v := self.truth({"max_num_seqs": s}).values) is not None]
+
+    def corner(self) -> Values:
+        return corner_of(self.known_points())
+
+
+def run_of(values: list[list[float] | None]) -> Run:
+    finished = [3600.0 * (i + 1) for i in range(len(values))]
+    return Run("toy", "s", 0, 1, "v", values, finished, [0.0] * len(values), [""] * len(values), 0)
+
+
+def listed(*seqs: int) -> Listed:
+    return Listed(Toy(), 0, iter([{"max_num_seqs": s} for s in seqs]))
+
+
+def test_whole_front_is_all_of_the_best_known() -> None:
+    toy = Toy()
+    shares = curve(run_of([list(v) for v in toy.known_points()]), toy)
+    assert shares[-1] == pytest.approx(1.0)
+    assert (shares[1:] >= shares[:-1]).all()
+
+
+def test_what_does_not_start_adds_nothing() -> None:
+    shares = curve(run_of([[2.5, 0.04], None, [5.0, 0.02]]), Toy())
+    assert shares[0] == shares[1] < shares[2]
+
+
+def test_front_holds_no_dominated_row() -> None:
+    assert front_of([(2.0, 2.0), (1.0, 3.0), (2.0, 4.0), (3.0, 1.0)]) == [1, 0, 3]
+
+
+def test_share_that_is_not_reached_takes_for_ever() -> None:
+    run = run_of([None, [2.5, 0.04]])
+    shares = curve(run, Toy())
+    assert trials_to(shares, 0.01) == 2
+    assert hours_to(run, shares, 0.01) == 2.0
+    assert math.isinf(trials_to(shares, 0.99))
+
+
+def test_noise_hangs_on_configuration_and_seed_alone() -> None:
+    toy = Toy()
+    changes = {"max_num_seqs": 4}
+    first = measured(toy, toy.truth(changes), changes, 1)
+    assert first == measured(toy, toy.truth(changes), dict(changes), 1)
+    assert first != measured(toy, toy.truth(changes), changes, 2)
+
+
+def test_actors_work_at_the_same_time() -> None:
+    one = play(Toy(), "list", listed(1, 2, 4), version="v", seed=0, trials=4, actors=1)
+    four = play(Toy(), "list", listed(1, 2, 4), version="v", seed=0, trials=4, actors=4)
+    assert one.finished_s == [100.0, 200.0, 300.0, 400.0]
+    assert four.finished_s == [100.0] * 4
+
+
+def test_failed_start_costs_a_trial_without_the_gate_and_none_with_it() -> None:
+    without = play(Toy(), "list", listed(8, 4), version="v", seed=0, trials=3, actors=1)
+    gated = play(Toy(), "list", Gated(Toy(), listed(8, 4, 2)), version="v", seed=0, trials=3, actors=1)
+    assert [v is None for v in without.values] == [False, True, False]
+    assert [v is None for v in gated.values] == [False, False, False]
+    assert gated.refused == 1
+    assert infeasible_share([without]) == 0.0
+
+
+def test_gate_in_front_tells_the_searcher_what_it_refused() -> None:
+    told: list[Outcome] = []
+
+    class Hears(Listed):
+        def tell(self, suggestion: Suggestion, outcome: Outcome) -> None:
+            told.append(outcome)
+
+    gated = Gated(Toy(), Hears(Toy(), 0, iter([{"max_num_seqs": 8}, {"max_num_seqs": 2}])))
+    assert [gated.ask().changes["max_num_seqs"] for _ in range(2)] == [3, 2]
+    assert [o.values for o in told] == [None]
+    assert told[0].violation > 0
