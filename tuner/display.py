@@ -15,6 +15,7 @@ from objectives.measurement import FailureKind
 from tuner.ledger import History, TrialRecord, TrialState
 from tuner.proposer import Proposal
 from tuner.report.table import Row, front_rows
+from tuner.report.words import percent
 from tuner.view import Objective, StudyView, view
 
 
@@ -71,6 +72,13 @@ def front_table(study: StudyView, title: str = "") -> Table:
     table.add_column("what differs from vLLM's defaults", overflow="fold")
     for row in front_rows(study):
         table.add_row(*_cells(row), style="bold" if row.knee else None)
+    if study.noise:
+        floors = ", ".join(f"{name} {percent(floor).lstrip('+')}" for name, floor in study.noise.items())
+        pairs = "; ".join(f"{a} and {b}" for a, b in study.same_within_noise)
+        table.caption = f"noise floor: {floors}; ≈ is not beyond it, or the intervals overlap" + (
+            f"; not told apart: trials {pairs}" if pairs else ""
+        )
+        table.caption_justify = "left"
     return table
 
 
@@ -84,7 +92,8 @@ def _cells(row: Row) -> list[str | Text]:
         interval = cell.interval
         cells.append("–" if interval is None else " … ".join(objective_text(cell.objective, end) for end in interval))
         style = {True: "green", False: "red", None: ""}[cell.better]
-        cells.append(Text("" if cell.change is None else f"{cell.change:+.0%}", style=style))
+        mark = "≈" if cell.better is None and cell.change else ""
+        cells.append(Text("" if cell.change is None else mark + percent(cell.change), style=style))
     cells.append(config_text(dict(row.changed)))
     return cells
 

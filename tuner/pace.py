@@ -131,7 +131,7 @@ class Saving:
 
 def saving(history: History) -> Saving | None:
     """Compare starts that compiled with those of code that was compiled before; `None` while one of both is unseen."""
-    starts = list(starts_of(history))
+    starts = [(kind, trial) for kind, trial in starts_of(history) if not trial.predicted]
     seen = {kind: [t.engine.start_s for k, t in starts if k is kind and t.engine] for kind in StartKind}
     compiled, cached = seen[StartKind.COMPILED], seen[StartKind.CACHED]
     if not compiled or not cached:

@@ -134,6 +134,23 @@ class StudyView:
             return self.results[trial.number].values
         return trial.score.values if trial.score else {}
 
+    @property
+    def same_within_noise(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of the front that no objective tells apart: no more than noise between them, or intervals that overlap.
+
+        Empty while no configuration was measured twice: the noise is unknown then.
+        """
+        if not self.noise:
+            return ()
+        members = [self.results[number] for number in self.front]
+        judged = pareto.front_with_noise(
+            points([m.values for m in members], self.objectives),
+            directions(self.objectives),
+            intervals=[[m.intervals.get(o.name) for o in self.objectives] for m in members],
+            floors=[self.noise.get(o.name) for o in self.objectives],
+        )
+        return tuple((self.front[m.row], self.front[b]) for m in judged for b in m.same_as if m.row < b)
+
     def intervals(self, trial: TrialRecord) -> Mapping[str, tuple[float, float]]:
         """95% intervals that belong to `values`."""
         if trial.number in self.results:
@@ -258,6 +275,7 @@ def front_document(study: StudyView) -> dict[str, Any]:
         "reference": trial_document(study, study.reference) if study.reference else None,
         "hypervolume": study.hypervolume,
         "noise": dict(study.noise),
+        "same_within_noise": [list(pair) for pair in study.same_within_noise],
         "trials": [trial_document(study, trial) for trial in study.trials],
     }
 

@@ -130,3 +130,20 @@ def test_the_front_document_is_json_and_says_everything_about_a_trial() -> None:
         "stage": "gate",
         "message": "The KV cache would hold 0.4 of 4.0 GiB.",
     }
+
+
+def test_members_of_the_front_that_the_noise_does_not_tell_apart_are_named_in_pairs() -> None:
+    study = sample_view()
+    front = study.front
+
+    everything = replace(study, noise={o.name: 1e9 for o in OBJECTIVES})
+    nothing = replace(
+        study,
+        noise={o.name: 0.0 for o in OBJECTIVES},
+        results={n: replace(r, intervals={}) for n, r in study.results.items()},
+    )
+
+    assert everything.same_within_noise == tuple((a, b) for i, a in enumerate(front) for b in front[i + 1 :])
+    assert nothing.same_within_noise == ()
+    assert replace(study, noise={}).same_within_noise == ()
+    assert front_document(everything)["same_within_noise"] == [list(pair) for pair in everything.same_within_noise]

@@ -199,6 +199,9 @@ def _trust(study: StudyView) -> list[str]:
     if study.noise:
         floors = ", ".join(f"{label(name)} {floor * 100:.1f}%" for name, floor in study.noise.items())
         sentences.append(f"Two measurements of one configuration differ by up to (noise floor, 95%): {floors}.")
+        if pairs := study.same_within_noise:
+            named = ", ".join(f"{a} and {b}" for a, b in pairs)
+            sentences.append(f"On the front, trials {named} are the same as far as this noise can tell.")
     elif study.results:
         sentences.append("No configuration was measured twice, so the noise between engine starts is unknown.")
     if states[TrialState.VOID]:
