@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tuner.commands import load
 from tuner.engine.protocol import TrialEngine
 from tuner.errors import PickError, TunerError
 from tuner.export import FORMATS
-from tuner.export.deployment import Deployment, deployment
+from tuner.export.deployment import Deployment, Target, deployment
 from tuner.export.files import write as write_files
 from tuner.judge import objectives_of
 from tuner.ledger import TrialRecord, Verification
@@ -108,22 +109,28 @@ def export(
     PickError
         When the format or the pick does not exist, or the trial may not be exported.
     """
-    from tuner.engine.vllm import vllm_version
-    from tuner.export.deployment import Target
-
     file, shown, folder = load(study)
     if format_name not in (*FORMATS, REGISTRY):
         raise PickError(f"--format {format_name}: there is no such format; there are {', '.join((*FORMATS, REGISTRY))}")
     deployed = _deployment(
         shown,
         pick(shown, pick_text),
-        target=Target(vllm_version=vllm_version()),
+        target=_here(file),
         require_verified=verified,
         allow_different=allow_different,
     )
     if format_name == REGISTRY:
         return _register(file, folder, deployed)
     return [str(path) for path in write_files(FORMATS[format_name](deployed), into, force=force)]
+
+
+def _here(file: StudyFile) -> Target:
+    """What this machine would deploy on; no device where it shows no GPU, as where one only administers."""
+    from tuner.engine.accelerators import gpus_here
+    from tuner.engine.vllm import vllm_version
+
+    gpus = gpus_here() if file.spec.resources.num_gpus else None
+    return Target(vllm_version=vllm_version(), device_name=gpus.name if gpus else None)
 
 
 def _register(file: StudyFile, folder: StudyFolder, deployed: Deployment) -> list[str]:
@@ -200,8 +207,7 @@ def verify(study: str, pick_text: str, rounds: int, *, over_http: bool, say: Cal
         workload, metrics = build_workload(file).workload, user_metrics(file)
         log_path = folder.path / "verify" / "engine.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        engine = _served_engine(file, folder, shown, record) if over_http else _own_engine(file, folder)
-        try:
+        with _served_engine(file, folder, shown, record) if over_http else _own_engine(file, folder) as engine:
             outcome = measure_in_turns(
                 engine,
                 reference.config,
@@ -216,8 +222,6 @@ def verify(study: str, pick_text: str, rounds: int, *, over_http: bool, say: Cal
                 over_http=over_http,
                 seed=int(time.time()),
             )
-        finally:
-            engine.close()
         if not isinstance(outcome, Verification):
             raise TunerError(f"trial {record.number}: {outcome.kind} at {outcome.stage}: {outcome.message}")
         if over_http:
@@ -228,13 +232,15 @@ def verify(study: str, pick_text: str, rounds: int, *, over_http: bool, say: Cal
     return Verified(outcome)
 
 
-def _own_engine(file: StudyFile, folder: StudyFolder) -> TrialEngine:
-    from tuner.opening import machine_of, make_engine, memory_predictor
+def _own_engine(file: StudyFile, folder: StudyFolder) -> AbstractContextManager[TrialEngine]:
+    from tuner.opening import machine_of, memory_predictor, one_engine
 
-    return make_engine(file, folder, memory_predictor(file, machine_of(file), folder.ledger.history))
+    return one_engine(file, folder, memory_predictor(file, machine_of(file), folder.ledger.history))
 
 
-def _served_engine(file: StudyFile, folder: StudyFolder, study: StudyView, record: TrialRecord) -> TrialEngine:
+def _served_engine(
+    file: StudyFile, folder: StudyFolder, study: StudyView, record: TrialRecord
+) -> AbstractContextManager[TrialEngine]:
     """Engine that serves the pick from the very file that `tuner export --format vllm` writes.
 
     The defaults are served from their export too where they may be exported; where they broke a constraint, from the
@@ -245,7 +251,7 @@ def _served_engine(file: StudyFile, folder: StudyFolder, study: StudyView, recor
     files = {record.config.key(): _config_text(study, record)}
     if study.reference is not None and study.reference.number in study.results:
         files[study.reference.config.key()] = _config_text(study, study.reference)
-    return ServedTrialEngine(folder.note_processes, files)
+    return closing(ServedTrialEngine(folder.note_processes, files))
 
 
 def _config_text(study: StudyView, record: TrialRecord) -> str:

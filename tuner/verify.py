@@ -48,6 +48,10 @@ DEFAULT_ROUNDS = 5
 MIN_ROUNDS = 2
 """Fewer leave no degree of freedom for the noise."""
 
+_THE_WAY = (
+    "over HTTP a request also passes the API server and its tokeniser, and every token the detokeniser and a stream"
+)
+
 _MIN_VALUES = 4
 """Runs with a value of an objective: difference, level and slope take three, one is left for the noise."""
 
@@ -301,13 +305,18 @@ def _speed_index(served: Sequence[SpeedProbe | None], in_process: SpeedProbe | N
 
 def agreement_sentence(compared: Agreement) -> str:
     """Say to the operator how the served figures compare, and where a difference comes from."""
+    noise = f"the noise of {compared.tolerance:.1%}"
     text = f"{compared.name}: {compared.served:.4g} served, {compared.in_process:.4g} in process"
     text += f" ({compared.change:+.1%})"
     if compared.within_noise:
-        return f"{text}, within the noise of {compared.tolerance:.1%}"
-    text += f", beyond the noise of {compared.tolerance:.1%}: over HTTP a request also passes the API server, and "
-    text += "every token the detokeniser and a stream of its own"
+        return f"{text}, within {noise}"
+    text += f", beyond {noise}"
     if compared.speed_index is None:
-        return f"{text}; a machine that changed since the study shows here too"
-    text += f"; the speed probe took {compared.speed_index:.2f} times as long as in the study"
-    return text if compared.corrected is None else f"{text}, and without that it is {compared.corrected:+.1%}"
+        return f"{text}: {_THE_WAY}, and a machine that changed since the study shows here too"
+    text += f": the speed probe took {compared.speed_index:.2f} times as long as in the study"
+    if compared.corrected is None:
+        return f"{text}, and {_THE_WAY}"
+    text += f"; at one speed it is {compared.corrected:+.1%}"
+    if abs(compared.corrected) <= compared.tolerance:
+        return f"{text}, within that noise"
+    return f"{text}: {_THE_WAY}"

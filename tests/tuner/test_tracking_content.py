@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from study_samples import sample_history, sample_measurement
+from study_samples import sample_history, sample_measurement, sample_verification
 
 from tuner import artifacts
 from tuner.config import EngineConfig
 from tuner.ledger import Attempt, TrialRecord
 from tuner.series import device_series, step_series, thin
-from tuner.tracking.content import LONGEST_VALUE, RunContent, metric_key, revision, trial_content
+from tuner.tracking.content import LONGEST_VALUE, RunContent, front_tags, metric_key, revision, trial_content
 from tuner.tracking.evidence import stage_files, trim_log
 from tuner.tracking.series import MOST_POINTS, trial_series
+from tuner.tracking.verified import verification_content
 from tuner.view import Objective, StudyView, view
 
 OBJECTIVES = (Objective("ttft_p95_s", "s"), Objective("tpot_p95_s", "s"))
@@ -218,3 +219,26 @@ def test_errors_in_tables_and_logs_are_masked(tmp_path: Path) -> None:
         "device.parquet",
         "engine.log",
     }
+
+
+def test_a_verification_is_metrics_tags_and_a_file_of_its_trial() -> None:
+    history = sample_history(4, running=False)
+    twice = (sample_verification(1), sample_verification(1))
+    study = view(replace(history, verifications=twice), OBJECTIVES)
+
+    content = verification_content(study, 1)
+
+    assert content.tags["verification"] == "ttft_p95_s better, tpot_p95_s no difference (3 rounds over HTTP)"
+    changes = {p.step: p.value for p in content.metrics if p.key == "verify.ttft_p95_s.change"}
+    assert changes == {0: -0.31, 1: -0.31}
+    assert len(json.loads(content.text)) == 2
+    assert front_tags(study, 1)["verified"] == "true"
+    assert front_tags(study, 2)["verified"] == "false"
+
+
+def test_another_verification_is_another_revision() -> None:
+    history = sample_history(4, running=False)
+    once = view(replace(history, verifications=(sample_verification(1),)), OBJECTIVES)
+    twice = view(replace(history, verifications=(sample_verification(1),) * 2), OBJECTIVES)
+
+    assert verification_content(once, 1).tags != verification_content(twice, 1).tags

@@ -21,6 +21,10 @@ _SECRET_ARGUMENTS = {"hf_token": "HF_TOKEN"}
 """Engine arguments that hold a secret, and the environment variable that vLLM reads in their place."""
 
 
+_LONGEST_CAUSE = 160
+"""Characters of a failure's own words in a refusal; vLLM likes to append advice."""
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredValue:
     """One objective of the trial beside the reference's. Values in the unit that the name ends in."""
@@ -209,9 +213,13 @@ def _void_codes(record: TrialRecord) -> str:
 
 def _infeasible_because(record: TrialRecord) -> str:
     if record.failure is not None:
-        return f" ({record.failure.kind.value}: {record.failure.message})"
+        return f" ({record.failure.kind.value}: {_clipped(record.failure.message)})"
     broken = [name for name, value in record.score.violations.items() if value > 0] if record.score else []
     return f" (beyond {', '.join(broken)})" if broken else ""
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _LONGEST_CAUSE else f"{text[: _LONGEST_CAUSE - 1]}…"
 
 
 def _require_verified(study: StudyView, record: TrialRecord) -> None:
