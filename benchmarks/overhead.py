@@ -21,6 +21,7 @@ import yaml
 
 from objectives.measurement import EngineFacts, Failure, Measurement, RequestRecord
 from tuner.config import EngineConfig
+from tuner.engine.pool import FixedPool
 from tuner.engine.protocol import MeasurePlan, Progress
 from tuner.ledger import History, TrialRecord
 from tuner.opening import opened
@@ -79,7 +80,7 @@ class Quiet:
     def began(self, proposal: Proposal, of_trials: int | None, ends_at: float | None) -> None:
         """Nothing to show."""
 
-    def progressed(self, text: str) -> None:
+    def progressed(self, number: int, text: str) -> None:
         """Nothing to show."""
 
     def finished(self, record: TrialRecord, history: History) -> None:
@@ -129,7 +130,7 @@ def main() -> None:
         file = read(study_file(Path(temporary)))
         import tuner.opening
 
-        tuner.opening.make_engine = lambda *_: engine  # type: ignore[assignment]  # the one thing that is not real
+        tuner.opening.make_pool = lambda *_: FixedPool([engine], "nothing")  # type: ignore[assignment]  # the one thing that is not real
         with opened(file, listener, fresh=False) as rooms:
             StudyRun(rooms, trials=trials, deadline=None).run()
         gaps = [b - a for a, b in itertools.pairwise(listener.ends_s)]
