@@ -24,9 +24,10 @@ import psutil
 
 from objectives.measurement import Failure
 from tuner.config import EngineConfig
+from tuner.engine.cluster import Wanted
 from tuner.engine.processes import ProcessIdentity, ResourceSnapshot
 from tuner.engine.protocol import MeasurePlan
-from tuner.engine.ray_engine import RayTrialEngine
+from tuner.engine.ray_pool import RayEnginePool
 from tuner.workload.model import Request, Workload
 
 MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m-instruct"
@@ -97,7 +98,8 @@ def _name(identity: ProcessIdentity) -> str:
 def measure_cycles(cycles: int, temp: Path) -> list[State]:
     """Run the cycles in an actor of their own and return the state before the first and after each."""
     watch = Watch(temp)
-    engine = RayTrialEngine(num_gpus=0, note_processes=watch.note)
+    pool = RayEnginePool(engines=1, wanted=Wanted(gpus=0), note_processes=watch.note)
+    engine = pool.first()
     try:
         states: list[State] = []
 
@@ -115,7 +117,7 @@ def measure_cycles(cycles: int, temp: Path) -> list[State]:
             print(f"{states[-1]}  {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
         return states
     finally:
-        engine.close()
+        pool.close()
 
 
 def table(states: list[State], markdown: bool) -> str:

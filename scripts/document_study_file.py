@@ -62,7 +62,7 @@ engine:                                  # the same in every trial, the referenc
   args: {tensor_parallel_size: 4, max_model_len: 33792}
   env: {NCCL_P2P_DISABLE: 1}
 
-resources: {num_gpus: 4, accelerator_type: RTX-A6000}
+resources: {gpus_per_engine: 4, accelerator_type: RTX-A6000}
 
 workload:                                # every trial runs exactly these requests
   kind: long_documents

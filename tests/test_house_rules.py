@@ -26,7 +26,11 @@ IMPORTERS = {
         "tuner/engine/twin/vllm_scheduler.py",  # borrows its scheduler
         "tuner/export/defaults.py",  # reads its defaults
     },
-    "ray": {"tuner/engine/ray_engine.py"},
+    "ray": {
+        "tuner/engine/cluster.py",  # its nodes and the room on them
+        "tuner/engine/ray_engine.py",  # its actors
+        "tuner/engine/ray_pool.py",  # its end
+    },
     "mlflow": {"tuner/tracking/store.py"},
     "optuna": {"tuner/proposer.py"},
     "pynvml": {"tuner/engine/nvml.py"},

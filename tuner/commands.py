@@ -121,7 +121,7 @@ def check(study: str) -> Checked:
             name,
             fixed=file.spec.engine.args,
             longest_tokens=built.workload.longest_tokens,
-            num_gpus=file.spec.resources.num_gpus,
+            num_gpus=file.spec.resources.gpus_per_engine,
         )
         used = "" if name in file.spec.recipes else " (not in this study)"
         recipes.append((name, f"{changes.reason if isinstance(changes, Skipped) else RECIPES[name].purpose}{used}"))
@@ -198,11 +198,13 @@ def run(
         When it cannot run or cannot go on.
     """
     from tuner.opening import opened
+    from tuner.proposer import storage_faults
     from tuner.watching import served, watched
 
     deadline = Deadline.of(until, file.spec.budget.hours)
     with watched(file, listener) as watch:
         with (
+            storage_faults(watch.folder.storage_url),
             opened(file, watch, fresh=fresh, allow_different=allow_different) as rooms,
             served(watch, trials, deadline),
         ):

@@ -112,10 +112,11 @@ def export(
     file, shown, folder = load(study)
     if format_name not in (*FORMATS, REGISTRY):
         raise PickError(f"--format {format_name}: there is no such format; there are {', '.join((*FORMATS, REGISTRY))}")
+    record = pick(shown, pick_text)
     deployed = _deployment(
         shown,
-        pick(shown, pick_text),
-        target=_here(file),
+        record,
+        target=_here(record),
         require_verified=verified,
         allow_different=allow_different,
     )
@@ -124,12 +125,13 @@ def export(
     return [str(path) for path in write_files(FORMATS[format_name](deployed), into, force=force)]
 
 
-def _here(file: StudyFile) -> Target:
-    """What this machine would deploy on; no device where it shows no GPU, as where one only administers."""
+def _here(record: TrialRecord) -> Target:
+    """What this machine would deploy a trial on; no device where it shows no GPU, as where one only administers."""
     from tuner.engine.accelerators import gpus_here
     from tuner.engine.vllm import vllm_version
 
-    gpus = gpus_here() if file.spec.resources.num_gpus else None
+    on_gpus = record.engine is not None and record.engine.device_name != "cpu"
+    gpus = gpus_here() if on_gpus else None
     return Target(vllm_version=vllm_version(), device_name=gpus.name if gpus else None)
 
 

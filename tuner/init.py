@@ -216,7 +216,7 @@ def _for_gpus(model: Model, gpus: Gpus) -> StudyText:
         model_comment=_model_comment(model),
         args=args,
         env=_env(model),
-        resources={"num_gpus": parallel, "accelerator_type": accelerator_type_of(gpus.name)},
+        resources={"gpus_per_engine": parallel, "accelerator_type": accelerator_type_of(gpus.name)},
         prompt_tokens=lengths.prompts,
         output_tokens=lengths.output,
         rate_per_s=_rate(model, lengths, _catalogued(gpus.name), parallel),

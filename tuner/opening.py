@@ -16,10 +16,10 @@ from tuner.config import EngineConfig
 from tuner.engine.accelerators import accelerator_type_of, gpus_here
 from tuner.engine.config_check import ConfigChecker, Refused
 from tuner.engine.pool import FixedPool
-from tuner.engine.protocol import TrialEngine
+from tuner.engine.protocol import EnginePool, TrialEngine
 from tuner.engine.vllm import vllm_version
 from tuner.errors import PreflightError, StudyFileError, UsageError, WorkloadError
-from tuner.gate import ForMemory, Gate, NotAdmitted
+from tuner.gate import ForMemory, Gate
 from tuner.identity import begin
 from tuner.judge import objectives_of, user_metrics
 from tuner.ledger import History
@@ -35,6 +35,7 @@ from tuner.workload.build import BuiltWorkload, build
 from tuner.workload.model import Workload
 
 if TYPE_CHECKING:
+    from tuner.engine.ray_pool import RayEnginePool
     from tuner.engine.twin.devices import DeviceSpec
     from tuner.engine.twin.engine import TwinEngine
 
@@ -159,13 +160,18 @@ def machine_of(file: StudyFile) -> Machine:
         device = find_device(_twin_device(file))
         kind = "cpu" if device.kind == "cpu" else "cuda"
         return Machine(kind, device.name, device.memory_gib, vllm_version())
-    if file.spec.resources.num_gpus == 0:
+    if file.spec.resources.gpus_per_engine == 0:
         return Machine("cpu", "cpu", psutil.virtual_memory().total / 2**30, vllm_version())
-    gpus = gpus_here()
+    if cluster_address() == "local":
+        gpus = gpus_here()
+    else:
+        from tuner.engine.cluster import Cluster, gpus_of
+
+        gpus = gpus_of(Cluster(cluster_address()), file.spec.resources.accelerator_type)
     if gpus is None:
         raise PreflightError(
-            f"the study asks for {file.spec.resources.num_gpus} GPUs (resources.num_gpus) and NVML shows none on this "
-            "machine; run it where they are, or set engine.backend: twin to predict"
+            f"the study asks for {file.spec.resources.gpus_per_engine} GPUs (resources.gpus_per_engine) and NVML shows "
+            "none there; run it where they are, or set engine.backend: twin to predict"
         )
     return Machine("cuda", gpus.name, gpus.total_gib, vllm_version())
 
@@ -181,7 +187,7 @@ def planned_machine(file: StudyFile) -> tuple[Machine, DeviceSpec]:
     from tuner.engine.twin.devices import find_device
 
     spec = file.spec
-    if spec.engine.backend == "twin" or spec.resources.num_gpus == 0:
+    if spec.engine.backend == "twin" or spec.resources.gpus_per_engine == 0:
         machine = machine_of(file)
         return machine, find_device(machine.name)
     wanted = spec.resources.accelerator_type
@@ -207,21 +213,51 @@ def _twin_device(file: StudyFile) -> str:
     return file.spec.engine.device
 
 
-def make_engine(file: StudyFile, folder: StudyFolder, memory: ForMemory) -> TrialEngine:
-    """Return the engine that runs a study's trials; nothing is started before its first trial."""
+def make_pool(file: StudyFile, folder: StudyFolder, memory: ForMemory) -> EnginePool:
+    """Return the engines that run a study's trials; nothing is started before the first trial."""
     if file.spec.engine.backend == "twin":
         from tuner.engine.twin.devices import find_device
 
-        return make_twin(file, find_device(_twin_device(file)), memory)
-    from tuner.engine.ray_engine import RayTrialEngine
+        return FixedPool([make_twin(file, find_device(_twin_device(file)), memory)], "the twin")
+    engines = file.spec.resources.engines
+    return _ray_pool(file, folder, None if engines == "all" else engines)
 
-    return RayTrialEngine(
-        num_gpus=file.spec.resources.num_gpus,
-        accelerator_type=file.spec.resources.accelerator_type,
-        # Ray's own variable: set for a job on a cluster, whose resources its engines then use.
-        address=os.environ.get("RAY_ADDRESS") or "local",
+
+@contextmanager
+def one_engine(file: StudyFile, folder: StudyFolder, memory: ForMemory) -> Iterator[TrialEngine]:
+    """Hold one engine that gets what each of the study's engines gets."""
+    if file.spec.engine.backend == "twin":
+        from tuner.engine.twin.devices import find_device
+
+        yield make_twin(file, find_device(_twin_device(file)), memory)
+        return
+    pool = _ray_pool(file, folder, 1)
+    try:
+        yield pool.first()
+    finally:
+        pool.close()
+
+
+def _ray_pool(file: StudyFile, folder: StudyFolder, engines: int | None) -> RayEnginePool:
+    from tuner.engine.cluster import Wanted
+    from tuner.engine.ray_pool import RayEnginePool
+
+    resources = file.spec.resources
+    return RayEnginePool(
+        engines=engines,
+        wanted=Wanted(
+            gpus=resources.gpus_per_engine,
+            nodes=resources.nodes_per_engine,
+            accelerator_type=resources.accelerator_type,
+        ),
+        address=cluster_address(),
         note_processes=folder.note_processes,
     )
+
+
+def cluster_address() -> str:
+    """Return Ray's own variable, which is set for a job on a cluster; without it the study starts Ray for itself."""
+    return os.environ.get("RAY_ADDRESS") or "local"
 
 
 def make_twin(file: StudyFile, device: DeviceSpec, memory: ForMemory) -> TwinEngine:
@@ -253,8 +289,7 @@ def proposer_of(file: StudyFile, folder: StudyFolder, gate: Gate | None = None) 
     base = base_config(file)
 
     def admits(changes: Mapping[str, Any]) -> float:
-        verdict = gate.check(base.with_args(changes)) if gate else None
-        return verdict.violation if isinstance(verdict, NotAdmitted) else 0.0
+        return gate.check(base.with_args(changes)).violation if gate else 0.0
 
     return Proposer(
         folder.storage_url,
@@ -311,14 +346,14 @@ def opened(
             memory,
             longest_tokens=built.workload.longest_tokens,
             memory=_gate_mode(file, ledger.history()),
-            num_gpus=file.spec.resources.num_gpus,
+            num_gpus=file.spec.resources.gpus_per_engine,
         )
         objectives = objectives_of(file)
         proposer = proposer_of(file, folder, gate)
         if not first_sources(file) <= proposer.sources():
             queue_first_trials(file, proposer, built.workload, listener, defaults(file, checker))
-        engine = make_engine(file, folder, memory)
-        stack.callback(engine.close)
+        pool = make_pool(file, folder, memory)
+        stack.callback(pool.close)
         tracking = BackgroundTracker(tracker_of(file, store), ledger.history, folder.path, listener.noted)
         stack.callback(_close_tracking, tracking, listener)
         yield Rooms(
@@ -330,7 +365,7 @@ def opened(
             user_metrics=metrics,
             proposer=proposer,
             gate=gate,
-            pool=FixedPool([engine], "this machine"),
+            pool=pool,
             listener=listener,
             after_trial=tracking.wake,
         )
@@ -385,7 +420,7 @@ def queue_first_trials(
             name,
             fixed=file.spec.engine.args,
             longest_tokens=workload.longest_tokens,
-            num_gpus=file.spec.resources.num_gpus,
+            num_gpus=file.spec.resources.gpus_per_engine,
         )
         if isinstance(changes, Skipped):
             listener.noted(f"recipe {name} is skipped: {changes.reason}")

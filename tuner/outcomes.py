@@ -1,20 +1,44 @@
-"""From what an engine showed to the record of a trial."""
+"""The record of a trial: as it begins, and from what an engine showed of it."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from objectives.measurement import Failure, FailureKind, Measurement, Stage
 from objectives.memory import memory_violation
 from objectives.score import Score, UserMetric
 from objectives.validity import Reference
-from tuner.gate import NotAdmitted
+from tuner.config import EngineConfig
+from tuner.gate import Admitted, NotAdmitted
 from tuner.judge import judge
 from tuner.ledger import TrialRecord, TrialState
+from tuner.proposer import Proposal
 from tuner.study_file import StudyFile
 from tuner.workload.model import Workload
+
+
+def begun(
+    proposal: Proposal, verdict: Admitted | NotAdmitted, config: EngineConfig, space: Collection[str]
+) -> TrialRecord:
+    """Return the record of a trial that begins.
+
+    Its parameters are those that are searched, with vLLM's own values where the trial sets none, and what it sets
+    beyond them.
+    """
+    effective = verdict.effective_args if isinstance(verdict, Admitted) else {}
+    values = {**{name: effective.get(name) for name in space}, **proposal.changes}
+    return TrialRecord(
+        number=proposal.number,
+        state=TrialState.RUNNING,
+        source=proposal.source,
+        params=values,
+        config=config,
+        started_at=time.time(),
+        repeats=proposal.repeats,
+        effective_key=verdict.key if isinstance(verdict, Admitted) else None,
+    )
 
 
 def refused(record: TrialRecord, verdict: NotAdmitted) -> TrialRecord:

@@ -96,7 +96,7 @@ class Plan:
             "predicted": True,
             "device": {
                 "name": self.machine.name,
-                "count": max(1, self.file.spec.resources.num_gpus),
+                "count": max(1, self.file.spec.resources.gpus_per_engine),
                 "total_gib": round(self.machine.total_gib, 2),
             },
             "vllm_version": self.machine.vllm_version,
@@ -149,7 +149,7 @@ class Plan:
         return [name for name in self.file.spec.space if name not in PREDICTED_ARGS]
 
     def _lines(self) -> list[str]:
-        count = max(1, self.file.spec.resources.num_gpus)
+        count = max(1, self.file.spec.resources.gpus_per_engine)
         lines = [
             f"predicted for {count} × {self.machine.name} ({self.machine.total_gib:.1f} GiB each) with vLLM "
             f"{self.machine.vllm_version}: {self.predicted_trials} configurations on the twin in {self.twin_s:.0f} s. "
@@ -226,7 +226,7 @@ def _candidates(file: StudyFile, workload: Workload) -> tuple[list[Candidate], d
             name,
             fixed=file.spec.engine.args,
             longest_tokens=workload.longest_tokens,
-            num_gpus=file.spec.resources.num_gpus,
+            num_gpus=file.spec.resources.gpus_per_engine,
         )
         if isinstance(changes, Skipped):
             skipped[name] = changes.reason

@@ -45,12 +45,31 @@ class EngineSection(Section):
 
 
 class Resources(Section):
-    """What the engine's actor owns. Names are Ray's."""
+    """What engines get, and how many of them work at once."""
 
-    num_gpus: int = Field(default=0, ge=0, description="GPUs of one engine; 0 runs on the CPU.")
+    gpus_per_engine: int = Field(default=0, ge=0, description="GPUs of one engine; 0 runs on the CPU.")
+    engines: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+        default=1,
+        description="Engines at work at once, at most; `all`: as many as the cluster's GPUs allow, also those of "
+        "machines that join later. On the CPU they share the cores evenly.",
+    )
     accelerator_type: str | None = Field(
         default=None, description="Only run where Ray sees this accelerator, such as `RTX-A6000` (Ray's names)."
     )
+    nodes_per_engine: int = Field(
+        default=1, ge=1, description="Machines that one engine spans, its GPUs spread evenly over them."
+    )
+
+    @model_validator(mode="after")
+    def _can_be_placed(self) -> Self:
+        if self.nodes_per_engine > 1 and (not self.gpus_per_engine or self.gpus_per_engine % self.nodes_per_engine):
+            raise ValueError(
+                f"gpus_per_engine: {self.gpus_per_engine} GPUs cannot be spread evenly over "
+                f"{self.nodes_per_engine} nodes (nodes_per_engine); give each node the same number, at least one"
+            )
+        if self.engines == "all" and not self.gpus_per_engine:
+            raise ValueError("engines: `all` counts GPUs; on the CPU say how many engines share the cores")
+        return self
 
 
 class Objective(Section):
@@ -218,7 +237,7 @@ class StudySpec(Section):
         "file.",
     )
     engine: EngineSection = Field(default_factory=EngineSection, description="What is the same in all trials.")
-    resources: Resources = Field(default_factory=Resources, description="What one engine gets.")
+    resources: Resources = Field(default_factory=Resources, description="What engines get, and how many work at once.")
     workload: WorkloadSpec = Field(description="The requests that every trial runs.")
     space: dict[str, Parameter] = Field(min_length=1, description="What is searched.")
     recipes: tuple[str, ...] = Field(
@@ -254,6 +273,8 @@ class StudySpec(Section):
         document = self.model_dump(mode="json", exclude=free)
         document["search"] = {"sampler": document["search"]["sampler"]}
         document.pop("model_config_file")
+        if self.resources.gpus_per_engine:  # on the CPU, how many share the cores is what each gets
+            document["resources"].pop("engines")
         return document
 
     def identity(self) -> str:

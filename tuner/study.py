@@ -21,14 +21,15 @@ from objectives.measurement import FailureKind, Measurement
 from objectives.score import UserMetric
 from objectives.validity import Reference
 from tuner import artifacts, outcomes
+from tuner.agenda import Agenda
 from tuner.config import EngineConfig
 from tuner.crew import ATTEMPTS, Crew, Ended, Job, Progressed
-from tuner.drift import INTERFERENCE, beside_was_measured, drift_note, interference_note
+from tuner.drift import drift_note, interference_note
 from tuner.engine.protocol import EnginePool, MeasurePlan, Seat
 from tuner.errors import StudyStoppedError
 from tuner.gate import Admitted, Gate, NotAdmitted
 from tuner.ledger import Attempt, History, Ledger, StudyNote, TrialLine, TrialRecord, TrialState
-from tuner.night import CLOSING_S, NOT_A_CANDIDATE, Deadline, Limits, Step, is_open, next_step, outlook
+from tuner.night import CLOSING_S, Deadline, Limits, Step, is_open, next_step, outlook
 from tuner.pace import FIRST_GUESS_S, TWIN_GUESS_S, Pace, saving
 from tuner.proposer import Proposal, Proposer
 from tuner.spec import Measure
@@ -38,8 +39,6 @@ from tuner.telling import tell
 from tuner.view import Objective, view
 from tuner.workload.model import Workload
 
-REFERENCE_TRIALS = 3
-"""So many trials of one run may go into the reference, with which everything is compared, before it is done without."""
 INSISTS = 3
 """So many known or refused proposals in a row mean that the sampler is stuck: the next one is drawn at random."""
 REFUSALS_IN_A_ROW = 200
@@ -107,15 +106,14 @@ class StudyRun:
         self._ledger: Ledger = rooms.folder.ledger
         self._history = self._ledger.history()
         self._crew = Crew(rooms.pool, rooms.workload)
+        self._agenda = Agenda(rooms.proposer, rooms.base, rooms.file.spec.noise, rooms.objectives)
         self._waiting: list[Job] = []
         self._held: dict[int, int] = {}
         """Proposals that wait for what a running trial will show -> that trial."""
         self._refusals = 0
-        self._beside_was_asked = False
         self._without_engines_since_s: float | None = None
         self._keys: dict[str, TrialRecord] = {}
         self._reference: Reference | None = None
-        self._reference_trials = 1
         for record in self._history.finished:
             self._remember(record)
 
@@ -153,16 +151,35 @@ class StudyRun:
                 if step.kind != "stop" or self._queue_alone():
                     if len(self._held) < HELD_AT_MOST:
                         if step.repeats is not None:
-                            self._queue_repeat("confirm", step.repeats)
-                        self._begin(self._next(explore=self._refusals + len(self._held) >= INSISTS))
+                            self._agenda.queue_repeat(self._history, "confirm", step.repeats)
+                        self._begin(self._next())
                         continue
                 elif not self._jobs():
                     return step
             self._hear()
 
+    def _queue_alone(self) -> bool:
+        return not self._jobs() and self._agenda.queue_alone(self._history, self._has_time_for)
+
+    def _next(self) -> Proposal:
+        return self._agenda.next(
+            self._history,
+            self._under_way(),
+            self._busy(),
+            explore=self._refusals + len(self._held) >= INSISTS,
+            has_neighbours=self._crew.has_neighbours,
+        )
+
     def _jobs(self) -> list[Job]:
         """Trials under way: those that run, and those that wait for a seat."""
         return [*self._crew.running, *self._waiting]
+
+    def _under_way(self) -> list[TrialRecord]:
+        return [job.record for job in self._jobs()]
+
+    def _busy(self) -> set[int]:
+        """Numbers of the trials that are open and not to be begun now."""
+        return {record.number for record in self._under_way()} | self._held.keys()
 
     def _reference_is_under_way(self) -> bool:
         return any(job.proposal.source == "reference" for job in self._jobs())
@@ -198,75 +215,12 @@ class StudyRun:
             if record.state is TrialState.FAILED:
                 proposer.enqueue_again(record.number)
 
-    def _next(self, *, explore: bool = False) -> Proposal:
-        interrupted = self._interrupted()
-        if interrupted:
-            return interrupted[0]
-        if not self._rooms.proposer.has_queued():
-            self._queue_reference_again()
-            self._queue_sentinel()
-        return self._rooms.proposer.ask(explore=explore)
-
-    def _interrupted(self) -> list[Proposal]:
-        """Trials that were begun and are neither over nor under way now."""
-        busy = {job.record.number for job in self._jobs()} | self._held.keys()
-        return [p for p in self._rooms.proposer.open_trials() if p.number not in busy]
-
-    def _queue_reference_again(self) -> None:
-        """Queue the reference once more where the machine failed it or its measurement is void."""
-        reference = self._history.reference
-        if reference is None or reference.state not in (TrialState.FAILED, TrialState.VOID):
-            return
-        if self._reference_trials < REFERENCE_TRIALS:
-            self._reference_trials += 1
-            self._rooms.proposer.enqueue_again(reference.number)
-
-    def _queue_sentinel(self) -> None:
-        """Queue a further measurement of the reference: first for the noise floor, later to see the machine drift."""
-        noise, reference = self._rooms.file.spec.noise, self._history.reference
-        if reference is None or reference.state is not TrialState.COMPLETE:
-            return
-        repeats = self._sentinels()
-        since = _candidates_since(self._history, repeats[-1] if repeats else reference.number)
-        if len(repeats) < noise.aa_runs or (noise.sentinel_every and since >= noise.sentinel_every):
-            self._queue_repeat("sentinel", reference.number)
-        elif noise.aa_runs and self._crew.has_neighbours and not self._beside_was_asked:
-            self._beside_was_asked = True  # once a run: whether a neighbour was busy then is seen afterwards
-            if not beside_was_measured(self._history):
-                self._queue_repeat("sentinel", reference.number)
-
-    def _sentinels(self) -> list[int]:
-        """Numbers of the trials that measured the reference again, or do so now."""
-        over = {t.number for t in self._history.finished if t.source == "sentinel" and not is_open(t)}
-        return sorted(over | {job.record.number for job in self._jobs() if job.proposal.source == "sentinel"})
-
-    def _queue_alone(self) -> bool:
-        """Queue a member of the front that was measured beside busy neighbours only, once they are known to disturb."""
-        if self._jobs() or not any(note.code == INTERFERENCE for note in self._history.notes):
-            return False
-        pace = Pace.of(self._history, self._limits.first_guess_s)
+    def _has_time_for(self, record: TrialRecord) -> bool:
         left_s = self._left_s()
-        alone = {t.config.key() for t in self._history.finished if t.source == "alone" or not t.neighbours}
-        for number in view(self._history, self._rooms.objectives).front:
-            record = self._record(number)
-            if record.config.key() not in alone and (left_s is None or left_s >= pace.again_s(record)):
-                self._queue_repeat("alone", number)
-                return True
-        return False
-
-    def _record(self, number: int) -> TrialRecord:
-        return next(t for t in self._history.trials if t.number == number)
-
-    def _changes(self, record: TrialRecord) -> dict[str, object]:
-        """What a trial sets beyond the study's fixed arguments."""
-        return {name: mine for name, (mine, _) in record.config.difference(self._rooms.base).items()}
-
-    def _queue_repeat(self, source: str, number: int) -> None:
-        """Queue a further measurement of a trial's configuration."""
-        self._rooms.proposer.enqueue_repeat(source, self._changes(self._record(number)), number)
+        return left_s is None or left_s >= Pace.of(self._history, self._limits.first_guess_s).again_s(record)
 
     def _step(self) -> Step:
-        interrupted = bool(self._interrupted())
+        interrupted = bool(self._agenda.interrupted(self._busy()))
         return next_step(
             self._history,
             self._front(),
@@ -274,7 +228,7 @@ class StudyRun:
             self._left_s(),
             is_open=interrupted,
             searched_all=self._refusals >= REFUSALS_IN_A_ROW and not interrupted,
-            under_way=[job.record for job in self._jobs()],
+            under_way=self._under_way(),
         )
 
     def _front(self) -> tuple[int, ...]:
@@ -306,28 +260,14 @@ class StudyRun:
         if (running := self._will_be_known(proposal, verdict)) is not None:
             self._held[proposal.number] = running
             return
-        record = TrialRecord(
-            number=proposal.number,
-            state=TrialState.RUNNING,
-            source=proposal.source,
-            params=self._params(proposal, verdict),
-            config=config,
-            started_at=time.time(),
-            repeats=proposal.repeats,
-            effective_key=verdict.key if isinstance(verdict, Admitted) else None,
-        )
+        record = outcomes.begun(proposal, verdict, config, self._rooms.file.spec.space)
         if isinstance(verdict, NotAdmitted):
             self._refusals += 1
             self._finish(proposal, outcomes.refused(record, verdict))
             return
         self._refusals = 0
-        self._waiting.append(Job(proposal, verdict, record, alone=self._wants_quiet(proposal)))
-
-    def _wants_quiet(self, proposal: Proposal) -> bool:
-        """Whether nothing else may run on its machine: the reference, the noise floor, a last word on the front."""
-        if proposal.source == "sentinel":
-            return sum(number < proposal.number for number in self._sentinels()) < self._rooms.file.spec.noise.aa_runs
-        return proposal.source in ("reference", "alone")
+        alone = self._agenda.wants_quiet(self._history, self._under_way(), proposal)
+        self._waiting.append(Job(proposal, verdict, record, alone=alone))
 
     def _known(self, proposal: Proposal, verdict: Admitted | NotAdmitted) -> TrialRecord | None:
         """Find the trial that already showed what this proposal would; what is measured again on purpose has none."""
@@ -345,12 +285,6 @@ class StudyRun:
             if verdict.predicted_failure is not None and job.verdict.predicted_failure is not None:
                 return job.record.number
         return None
-
-    def _params(self, proposal: Proposal, verdict: Admitted | NotAdmitted) -> dict[str, object]:
-        """Values of the searched parameters, vLLM's own for those that the trial does not set."""
-        effective = verdict.effective_args if isinstance(verdict, Admitted) else {}
-        values = {**{n: effective.get(n) for n in self._rooms.file.spec.space}, **proposal.changes}
-        return {n: v for n, v in values.items() if n in self._rooms.file.spec.space or n in proposal.changes}
 
     def _launch_waiting(self) -> None:
         """Give every trial that waits a seat, as far as there are some."""
@@ -447,8 +381,8 @@ class StudyRun:
         key = record.effective_key
         if key is not None and (key not in self._keys or self._keys[key].state is TrialState.VOID):
             self._keys[key] = record
-        is_reference = record.source == "reference" and record.engine is not None
-        if self._reference is None and is_reference and record.state is not TrialState.VOID:
+        # The first valid measurement, nearly always the reference's; vLLM's defaults may not fit, or be void each time.
+        if self._reference is None and record.engine is not None and record.state is not TrialState.VOID:
             self._reference = Reference.of(artifacts.load(self._rooms.folder.trial(record.number)))
 
     def _tell(self, proposal: Proposal, record: TrialRecord) -> None:
@@ -506,7 +440,3 @@ def limits_of(file: StudyFile, trials: int | None) -> Limits:
         first_guess_s=TWIN_GUESS_S if is_twin else FIRST_GUESS_S,
         closing_s=TWIN_GUESS_S if is_twin else CLOSING_S,
     )
-
-
-def _candidates_since(history: History, number: int) -> int:
-    return sum(t.engine_s > 0 and t.number > number and t.source not in NOT_A_CANDIDATE for t in history.finished)

@@ -13,7 +13,7 @@ _COMMENTS = {
     "max_model_len": "longest request: prompt and answer",
     "enforce_eager": "compiling takes a minute for each configuration on a CPU",
     "gpu_memory_utilization": "on the CPU: share of the RAM, where a trial does not set the KV cache itself",
-    "num_gpus": "of one engine",
+    "gpus_per_engine": "of one engine",
     "accelerator_type": "as Ray calls them; `tuner plan` predicts for them on any machine",
 }
 _SPACE_COMMENTS = {

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -15,9 +19,11 @@ import pytest
 
 from objectives.measurement import Failure, FailureKind, Measurement, Stage
 from tuner.config import EngineConfig
+from tuner.engine.cluster import Wanted
 from tuner.engine.processes import ProcessIdentity, ResourceSnapshot, prove_clean
 from tuner.engine.protocol import MeasurePlan
-from tuner.engine.ray_engine import RayTrialEngine
+from tuner.engine.ray_pool import RayEnginePool
+from tuner.engine.serve import ServedTrialEngine
 from tuner.workload.model import Request, Workload
 
 pytestmark = pytest.mark.end_to_end
@@ -39,7 +45,8 @@ class Bench:
     """One engine for all tests, with hooks into the moments at which something can be done to it."""
 
     def __init__(self, folder: Path) -> None:
-        self.engine = RayTrialEngine(num_gpus=0, note_processes=self._note)
+        self.pool = RayEnginePool(engines=1, wanted=Wanted(gpus=0), note_processes=self._note)
+        self.engine = self.pool.first()
         self.log = folder / "engine.log"
         self.seen: set[ProcessIdentity] = set()
         self._on_core: Callable[[psutil.Process], None] | None = None
@@ -51,12 +58,13 @@ class Bench:
         plan: MeasurePlan = PLAN,
         on_core: Callable[[psutil.Process], None] | None = None,
         on_state: Hook = lambda _: None,
+        env: Mapping[str, str] = MappingProxyType({}),
         **changes: Any,
     ) -> Measurement | Failure:
         """Run a configuration. `on_core` gets the engine core once, early in its start."""
         self.log.unlink(missing_ok=True)
         self._on_core = on_core
-        config = EngineConfig({**ARGS, "model": str(model), **changes}, {"HF_HUB_OFFLINE": "1"})
+        config = EngineConfig({**ARGS, "model": str(model), **changes}, {"HF_HUB_OFFLINE": "1", **env})
         return self.engine.run(config, WORKLOAD, dataclasses.replace(plan, log_path=self.log), on_state)
 
     def core(self) -> psutil.Process | None:
@@ -84,7 +92,7 @@ def _name(process: psutil.Process) -> str:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench = Bench(tmp_path_factory.mktemp("failures"))
     yield bench
-    bench.engine.close()
+    bench.pool.close()
 
 
 @pytest.fixture
@@ -150,6 +158,56 @@ def test_refused_arguments_are_the_configuration_s_fault(bench: Bench, model: Pa
 
     assert (failed.kind, failed.stage) == (FailureKind.INVALID_CONFIG, Stage.CONFIG), failed
     assert "max_num_batched_tokens" in failed.message
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a few KiB on which folders can be made and nothing can be written."""
+    place = tmp_path / "full"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "full", str(place)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    with contextlib.suppress(OSError), (place / "filler").open("wb", buffering=0) as filler:
+        while filler.write(b"0" * 1024):
+            pass
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_cache_of_compiled_code_on_a_full_disk_is_the_machine_s_fault(
+    bench: Bench, model: Path, before: ResourceSnapshot, full_disk: Path
+) -> None:
+    caches = {"VLLM_CACHE_ROOT": str(full_disk / "vllm"), "TORCHINDUCTOR_CACHE_DIR": str(full_disk / "inductor")}
+
+    failed = failure(bench.run(model, env=caches, enforce_eager=False))
+
+    assert failed.kind is FailureKind.HOST_DISK, failed
+    assert not failed.kind.is_configuration_fault
+    assert bench.left() == []
+    assert left_segments(before) == []
+
+
+def test_server_whose_port_somebody_else_took_meanwhile_says_so(model: Path, tmp_path: Path) -> None:
+    taken: list[socket.socket] = []
+
+    def take_its_port(family: list[ProcessIdentity]) -> None:
+        server = next((p for p in map(ProcessIdentity.process, family) if p), None)
+        if server is not None and not taken:
+            port = next(word for word in server.cmdline() if word.startswith("--port=")).removeprefix("--port=")
+            taken.append(socket.create_server(("127.0.0.1", int(port))))
+
+    engine = ServedTrialEngine(note_processes=take_its_port)
+    plan = dataclasses.replace(PLAN, log_path=tmp_path / "serve.log")
+
+    outcome = engine.run(EngineConfig({**ARGS, "model": str(model)}), WORKLOAD, plan, lambda _: None)
+    for one in taken:
+        one.close()
+
+    failed = failure(outcome)
+    assert (failed.kind, failed.stage) == (FailureKind.PORT_IN_USE, Stage.CONFIG), failed
 
 
 def test_core_killed_while_it_starts_has_crashed(bench: Bench, model: Path, before: ResourceSnapshot) -> None:

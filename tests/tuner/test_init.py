@@ -32,7 +32,7 @@ def test_a_local_model_on_the_cpu_is_searched_with_kv_caches_that_hold_one_reque
     one_request = 23_040 * file.spec.engine.args["max_model_len"]
     assert one_request < pools[0] < 2 * one_request
     assert file.spec.space.keys() >= {"max_num_seqs", "max_num_batched_tokens", "block_size"}
-    assert file.spec.resources.num_gpus == 0
+    assert file.spec.resources.gpus_per_engine == 0
 
 
 def test_the_path_of_a_local_model_is_written_relative_to_the_study_file(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_gpus_of_the_machine_share_the_model_and_are_named_as_ray_does(monkeypat
     written = write_study_file(str(MODELS / "deepseek-r1-distill-qwen-32b"), Path("study.yaml"))
     spec = read(written.path).spec
 
-    assert (spec.resources.num_gpus, spec.resources.accelerator_type) == (4, "RTX-A6000")
+    assert (spec.resources.gpus_per_engine, spec.resources.accelerator_type) == (4, "RTX-A6000")
     assert spec.engine.args["tensor_parallel_size"] == 4
     assert "gpu_memory_utilization" in spec.space
     assert "long-document-a6000" in spec.recipes
@@ -68,7 +68,7 @@ def test_gpus_that_cannot_share_the_heads_are_left_out(monkeypatch: pytest.Monke
     file = write_and_read(str(MODELS / "smollm2-135m"))
 
     assert file.spec.engine.args["tensor_parallel_size"] == 1, "9 heads"
-    assert file.spec.resources.num_gpus == 1
+    assert file.spec.resources.gpus_per_engine == 1
 
 
 @pytest.mark.parametrize("gpus", [None, FOUR_A6000, TWO_UNKNOWN])

@@ -99,7 +99,7 @@ def test_a_gpu_study_is_planned_for_the_device_that_it_names(tmp_path: Path, mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     file = tmp_path / "gpu.yaml"
     text = STUDY.format(model=SMOLLM2).replace("  backend: twin\n  device: cpu\n", "")
-    file.write_text(text + "resources: {num_gpus: 4, accelerator_type: Vaxputer}\n")
+    file.write_text(text + "resources: {gpus_per_engine: 4, accelerator_type: Vaxputer}\n")
 
     with pytest.raises(StudyFileError, match=r"resources\.accelerator_type: .*Vaxputer.*A6000"):
         plan(str(file), lambda _: None, store=tmp_path / "mlruns")

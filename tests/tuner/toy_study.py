@@ -24,7 +24,7 @@ from objectives.measurement import (
 from objectives.score import UserMetric
 from tuner.config import EngineConfig
 from tuner.engine.pool import FixedPool
-from tuner.engine.protocol import MeasurePlan, Progress
+from tuner.engine.protocol import EnginePool, MeasurePlan, Progress
 from tuner.gate import ForMemory, Gate
 from tuner.judge import objectives_of
 from tuner.ledger import History, TrialRecord
@@ -197,7 +197,9 @@ class ToyStudy:
             objectives=[(True, 1) for _ in spec.objectives],
         )
 
-    def open(self, engine: ToyEngine | FixedPool, trials: int | None = None, deadline: float | None = None) -> StudyRun:
+    def open(
+        self, engine: ToyEngine | EnginePool, trials: int | None = None, deadline: float | None = None
+    ) -> StudyRun:
         """Open it as a new process would."""
         file = self.file
         rooms = Rooms(
@@ -209,15 +211,13 @@ class ToyStudy:
             user_metrics=self.user_metrics,
             proposer=self.proposer(),
             gate=Gate(None, self.predict, longest_tokens=8, memory=file.spec.gate.memory),
-            pool=engine if isinstance(engine, FixedPool) else FixedPool([engine], "toy"),
+            pool=FixedPool([engine], "toy") if isinstance(engine, ToyEngine) else engine,
             listener=self.heard,
             after_trial=self._wake,
         )
         return StudyRun(rooms, trials=trials, deadline=None if deadline is None else Deadline(at=deadline))
 
-    def run(
-        self, engine: ToyEngine | FixedPool, trials: int | None = None, deadline: float | None = None
-    ) -> Ending:
+    def run(self, engine: ToyEngine | EnginePool, trials: int | None = None, deadline: float | None = None) -> Ending:
         return self.open(engine, trials, deadline).run()
 
     def _wake(self) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from objectives.measurement import EngineFacts, Measurement, Stage
 from tuner.config import EngineConfig
+from tuner.engine.cores import take_share
 from tuner.engine.failures import stage_line
 from tuner.engine.nvml import Device, Nvml, open_nvml
 from tuner.engine.processes import (
@@ -58,6 +59,7 @@ class Broken:
 class HostIdentity:
     """Who the host is, for the driver that must be able to end it, and the used memory of its devices by UUID now."""
 
+    machine: str
     process: ProcessIdentity
     devices: tuple[Device, ...]
     temp_folder: Path
@@ -80,9 +82,13 @@ class EngineHost:
     driver, driver_machine:
         The driver's process and its machine's name; a host on the same machine ends itself and its engine when the
         driver is gone.
+    cores:
+        Which part of the machine's cores is its own, as (index, parts); `None` for all.
     """
 
-    def __init__(self, driver: ProcessIdentity, driver_machine: str) -> None:
+    def __init__(self, driver: ProcessIdentity, driver_machine: str, cores: tuple[int, int] | None = None) -> None:
+        if cores is not None:
+            take_share(*cores)
         adopt_orphans()
         self._temp = _own_temp_folder()
         self._engine: VllmEngine | None = None
@@ -98,7 +104,8 @@ class EngineHost:
 
     async def identity(self) -> HostIdentity:
         """Say who this is."""
-        return HostIdentity(ProcessIdentity.of(os.getpid()), self._devices, self._temp, self._used_memory())
+        process = ProcessIdentity.of(os.getpid())
+        return HostIdentity(socket.gethostname(), process, self._devices, self._temp, self._used_memory())
 
     async def state(self) -> str:
         """Say in a few words what is being done."""

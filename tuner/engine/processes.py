@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -100,10 +100,26 @@ def descendants(pid: int) -> tuple[ProcessIdentity, ...]:
     return tuple(identity for identity in _family({pid}) if identity.pid != pid)
 
 
+def families(pids: Iterable[int]) -> dict[int, tuple[ProcessIdentity, ...]]:
+    """List what belongs to each of some processes, these included, from one look at the table."""
+    protected = _protected()
+    rows = [row for row in _rows() if row.identity.pid not in protected]
+    return {pid: _members({pid}, rows, protected) for pid in pids}
+
+
 def _family(roots: set[int]) -> tuple[ProcessIdentity, ...]:
     """Everything alive that belongs to one of `roots`, these included, without this process and its own ancestors."""
-    protected = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
+    protected = _protected()
     rows = [row for row in _rows() if row.identity.pid not in protected]
+    return _members(roots, rows, protected)
+
+
+def _protected() -> set[int]:
+    """Return this process and those that it descends from."""
+    return {os.getpid(), *(p.pid for p in psutil.Process().parents())}
+
+
+def _members(roots: set[int], rows: Sequence[_Row], protected: set[int]) -> tuple[ProcessIdentity, ...]:
     members = set(roots)
     while new := {row.identity.pid for row in rows if row.belongs_to(members, members - protected)} - members:
         members |= new

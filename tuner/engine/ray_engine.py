@@ -1,7 +1,7 @@
 """The driver's side of an engine: a Ray actor pinned to the GPUs, watched, ended and made anew when it must be.
 
-The only module that imports Ray to run trials. Budgets are kept here, outside the process that may hang; what goes
-wrong comes back as a `Failure`, classified from the engine's own log.
+Budgets are kept here, outside the process that may hang; what goes wrong comes back as a `Failure`, classified from the
+engine's own log.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from objectives.measurement import EngineFacts, Failure, FailureKind, Measurement, Stage
 from tuner.config import EngineConfig
+from tuner.engine.cluster import Room
 from tuner.engine.failures import classify, watchdog_line
+from tuner.engine.families import Families
 from tuner.engine.host import PROOF_S, Broken, EngineHost, HostIdentity, StopReport
 from tuner.engine.processes import (
     ProcessIdentity,
     ResourceSnapshot,
-    descendants,
     end_tree,
     not_given_back,
     remove_left_segments,
@@ -39,9 +40,9 @@ ACTOR_START_S = 180.0
 """A fresh worker process imports torch; on a cold disk that takes a minute."""
 RAY_ENDS_S = 5.0
 """Ray ends a killed actor and its process group by itself within 3 s; only what is left then is ended by hand."""
+NODE_NOTICED_S = 10.0
+"""Ray notices that a machine left within seconds when its raylet's connection breaks."""
 LOG_TAIL_BYTES = 4_000_000
-
-Answer = TypeVar("Answer")
 
 
 class _OutOfTimeError(Exception):
@@ -60,42 +61,48 @@ class _ActorLostError(Exception):
     """The actor's process is gone; the text is Ray's."""
 
 
+class _NodeLostError(Exception):
+    """The machine that the actor ran on is no longer part of the cluster."""
+
+
 class RayTrialEngine:
-    """A `TrialEngine` on one Ray actor that owns `num_gpus` GPUs (or the CPUs, when 0).
+    """A `TrialEngine` on one Ray actor in a room of the cluster.
 
     Parameters
     ----------
-    accelerator_type:
-        Ray's name of the accelerator that the actor must get.
-    address:
-        Ray cluster to join; `"local"` starts one for this process, bound to loopback.
-    note_processes:
-        Called with every process that belongs to this engine, so that a later run can end what a crash leaves.
+    machine:
+        Name of the room's first node, for people.
+    families:
+        Knows the processes of all engines of this driver.
+    host:
+        The class behind the actor.
+    cores:
+        Which part of its machine's cores the actor has, as (index, parts); `None` for all.
     """
 
     def __init__(
         self,
+        room: Room,
+        machine: str,
+        families: Families,
         *,
-        num_gpus: int,
-        accelerator_type: str | None = None,
-        address: str = "local",
-        note_processes: Callable[[list[ProcessIdentity]], None] = lambda _: None,
+        host: type = EngineHost,
+        cores: tuple[int, int] | None = None,
     ) -> None:
-        self._num_gpus = num_gpus
-        self._accelerator_type = accelerator_type
-        self._note_processes = note_processes
+        self._room = room
+        self._machine = machine
+        self._families = families
+        self._host = host
+        self._cores = cores
         self._actor: Any = None
         self._actor_env: Mapping[str, str] = {}
         self._identity: HostIdentity | None = None
-        self._family: list[ProcessIdentity] = []
         self._before: ResourceSnapshot | None = None
         self._memory_gib: Mapping[str, float] = {}
         self._busy = threading.Lock()
         self._closing = threading.Event()
         self._ended: tuple[ProcessIdentity, ...] | None = None
         """Of an engine that was ended by force, and not yet proven gone: the processes that lived on even then."""
-        _connect(address)
-        _preflight(num_gpus, accelerator_type)
 
     def run(
         self, config: EngineConfig, workload: Workload, plan: MeasurePlan, progress: Progress
@@ -122,7 +129,11 @@ class RayTrialEngine:
         except _ClosedError:
             self._recycle()
             return Failure(FailureKind.INTERRUPTED, Stage.RUN, "the study ended; the trial will be run again")
+        except _NodeLostError:
+            return self._node_lost()
         except _ActorLostError as error:
+            if self._node_is_leaving():
+                return self._node_lost()
             self._recycle()
             return self._classified(plan.log_path, Broken(Stage.RUN, str(error)))
         except BaseException:  # Ctrl-C or a deadline: the engine must not outlive it
@@ -130,12 +141,25 @@ class RayTrialEngine:
             raise
         return self._stop(outcome, plan, progress)
 
+    def _node_is_leaving(self) -> bool:
+        """Whether the actor is gone because its machine is; Ray may notice the one before the other."""
+        deadline_s = time.monotonic() + NODE_NOTICED_S
+        while not self._room.can_leave or self._room.is_there():
+            if not self._room.can_leave or time.monotonic() > deadline_s:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def _node_lost(self) -> Failure:
+        self._recycle()
+        return Failure(FailureKind.NODE_LOST, Stage.RUN, f"{self._machine} left the cluster")
+
     def _start_and_measure(
         self, config: EngineConfig, workload: Workload, plan: MeasurePlan, progress: Progress
     ) -> Measurement | Failure:
         started = self._call(
             "start",
-            config,
+            self._on_its_machines(config),
             plan.log_path,
             budget_s=plan.start_budget_s,
             what="start engine",
@@ -160,13 +184,21 @@ class RayTrialEngine:
         assert isinstance(measured, Measurement)
         return measured
 
+    def _on_its_machines(self, config: EngineConfig) -> EngineConfig:
+        """Name vLLM's executor where it would take its choice from the placement group that it finds itself in."""
+        name = "distributed_executor_backend"
+        ranks = int(config.args.get("tensor_parallel_size") or 1) * int(config.args.get("pipeline_parallel_size") or 1)
+        if name in config.args or ranks == 1:
+            return config
+        return config.with_args({name: "ray" if self._room.wanted.nodes > 1 else "mp"})
+
     def _stop(self, outcome: Measurement | Failure, plan: MeasurePlan, progress: Progress) -> Measurement | Failure:
         """Stop the engine; a stop that hangs or leaves something costs the actor, never the measurement."""
         try:
             report = self._call(
                 "stop", plan.stop_budget_s, budget_s=plan.stop_budget_s + 60, what="stop engine", progress=progress
             )
-        except (_OutOfTimeError, _ActorLostError):
+        except (_OutOfTimeError, _ActorLostError, _NodeLostError, _ClosedError):
             self._recycle()
             return outcome
         assert isinstance(report, StopReport)
@@ -211,14 +243,15 @@ class RayTrialEngine:
                 raise _ActorLostError(f"the engine's actor failed: {error}") from error
             if self._closing.is_set():
                 raise _ClosedError
+            if self._room.can_leave and not self._room.is_there():
+                raise _NodeLostError
             if time.monotonic() > deadline_s:
                 raise _OutOfTimeError(watchdog_line(what, budget_s))
             if end_by_s is not None and time.monotonic() > end_by_s:
                 raise _DeadlineError
             if follow and progress is not None:
                 self._pass_on_state(progress)
-            else:
-                self._remember_family()
+            self._families.look()
 
     def _pass_on_state(self, progress: Progress) -> None:
         import ray
@@ -238,29 +271,30 @@ class RayTrialEngine:
         import ray
 
         progress("start actor")
-        options: dict[str, Any] = {"max_restarts": 0, "max_concurrency": 8}
-        if self._num_gpus:
-            options |= {"num_gpus": self._num_gpus, "num_cpus": 1}
-        else:
-            options |= {"num_cpus": int(ray.cluster_resources().get("CPU", 1))}
-        if self._accelerator_type:
-            options["accelerator_type"] = self._accelerator_type
+        options = {"max_restarts": 0, "max_concurrency": 8, **self._room.options()}
         if env:
             options["runtime_env"] = {"env_vars": dict(env)}
         driver = ProcessIdentity.of(os.getpid())
         self._before = ResourceSnapshot.take(driver.pid, {})
-        self._actor = ray.remote(EngineHost).options(**options).remote(driver, socket.gethostname())
+        self._actor = ray.remote(self._host).options(**options).remote(driver, socket.gethostname(), self._cores)
         self._actor_env = dict(env)
         identity = self._call("identity", budget_s=ACTOR_START_S, what="start actor")
         assert isinstance(identity, HostIdentity)
         self._identity = identity
-        if self._num_gpus and len(identity.devices) != self._num_gpus:
+        gpus = options["num_gpus"]
+        if gpus and len(identity.devices) != gpus:
             raise PreflightError(
-                f"Ray gave the engine's actor {self._num_gpus} GPUs, but NVML shows it {len(identity.devices)}; check "
+                f"Ray gave the engine's actor {gpus} GPUs, but NVML shows it {len(identity.devices)}; check "
                 "CUDA_VISIBLE_DEVICES and the driver on that node"
             )
         self._memory_gib = {**identity.device_memory_gib, **self._memory_gib}
-        self._remember_family()
+        if self._is_here:
+            self._families.watch(identity.process)
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether the actor's process can be seen from here; ids of another machine's mean nothing."""
+        return self._identity is not None and self._identity.machine == socket.gethostname()
 
     def _left_by_force(self) -> list[str]:
         """Say what an engine that was ended by force still holds: its successor must find the devices free.
@@ -280,83 +314,38 @@ class RayTrialEngine:
                 time.sleep(POLL_S)
         return []
 
-    def _remember_family(self) -> None:
-        """Note every process that belongs to this engine while it can still be found; the dead have no children."""
-        if self._identity is not None:
-            family = {self._identity.process, *self._family, *descendants(self._identity.process.pid)}
-            self._family = [p for p in family if p.is_alive()]
-        self._note_processes([*self._family, *descendants(os.getpid())])
-
     def _recycle(self) -> None:
-        """End the actor with everything that it started."""
+        """End the actor with everything that it started; what is on another machine Ray ends there."""
         import ray
         from ray.exceptions import RayError
 
         if self._actor is None:
             return
-        self._remember_family()
+        family: list[ProcessIdentity] = []
+        if self._identity is not None and self._is_here:
+            self._families.look(now=True)
+            family = self._families.of(self._identity.process)
         with contextlib.suppress(RayError):  # an actor that is gone already is what is wanted
             ray.kill(self._actor, no_restart=True)
-        wait_for_end(self._family, RAY_ENDS_S)
-        self._ended = end_tree(self._family, term_s=1.0)
+        wait_for_end(family, RAY_ENDS_S)
+        self._ended = end_tree(family, term_s=1.0)
         if self._before is not None:
             remove_left_segments(self._before.shared_memory)
-        if self._identity is not None:
-            shutil.rmtree(self._identity.temp_folder, ignore_errors=True)  # on another machine there is nothing here
+        if self._identity is not None and self._is_here:
+            self._families.unwatch(self._identity.process)
+            shutil.rmtree(self._identity.temp_folder, ignore_errors=True)
         self._actor = None
         self._identity = None
-        self._family = []
+
+    def interrupt(self) -> None:
+        """End what runs soon, without waiting for it."""
+        self._closing.set()
 
     def close(self) -> None:
-        """End the actor, also in the middle of a run, and, where this process started it, Ray. Idempotent."""
-        import ray
-
-        self._closing.set()
+        """End the actor, also in the middle of a run. Idempotent."""
+        self.interrupt()
         with self._busy:
             self._recycle()
-        if ray.is_initialized():
-            ray.shutdown()
-        self._note_processes([])
-
-
-def _connect(address: str) -> None:
-    """Join a cluster, or start a local one that listens on loopback only and runs workers at normal priority."""
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address == "local":
-        # Ray's switch for systems where only loopback is wanted; read when Ray is imported.
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        options["include_dashboard"] = False
-    import ray
-
-    if not ray.is_initialized():
-        ray.init(address=address, **options)
-
-
-def _preflight(num_gpus: int, accelerator_type: str | None) -> None:
-    """Refuse what the cluster can never give, rather than wait for it.
-
-    Raises
-    ------
-    PreflightError
-        With what is there.
-    """
-    import ray
-
-    resources = ray.cluster_resources()
-    there = int(resources.get("GPU", 0))
-    if there < num_gpus:
-        raise PreflightError(
-            f"the study asks for {num_gpus} GPUs (resources.num_gpus), Ray sees {there}; correct the study or run it "
-            "on a machine that has them"
-        )
-    if accelerator_type and not resources.get(f"accelerator_type:{accelerator_type}"):
-        types = sorted(k.removeprefix("accelerator_type:") for k in resources if k.startswith("accelerator_type:"))
-        raise PreflightError(
-            f"Ray sees no accelerator of type {accelerator_type} (resources.accelerator_type); it sees "
-            f"{', '.join(types) or 'none'}"
-        )
 
 
 def _tail(path: Path | None) -> str:
