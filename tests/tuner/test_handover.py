@@ -36,7 +36,6 @@ def write(root: Path, history: History) -> None:
     document = {
         "study": STUDY,
         "model": "Qwen/Qwen3-32B",
-        "resources": {"num_gpus": 4},
         "workload": {"kind": "long_documents", "prompt_tokens": {"512": 24}, "output_tokens": 16,
                      "arrivals": {"kind": "poisson", "rate_per_s": 1}},
         "space": {"max_num_seqs": [4, 8]},
