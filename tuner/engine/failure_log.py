@@ -164,14 +164,19 @@ class Log:
             seen = [m for m in seen if m.line.process == line.process or m.line.family != line.family]
         return max((mark.stage for mark in seen), key=STAGES.index, default=Stage.CONFIG)
 
-    def is_outlived(self, position: int, line: LogLine) -> bool:
-        """Whether the process that wrote `line` came to a later stage afterwards: what it said was overcome."""
+    def later_stage(self, position: int, line: LogLine) -> Stage | None:
+        """Return the furthest stage after `position` if the process that wrote `line` went on; `None` if it did not.
+
+        What it wrote was then overcome, by a retry for instance. Processes that are not named cannot be told apart.
+        """
         if not line.process:
-            return False
+            return None
         _, end = self.bounds(self.index(position))
         own = [mark for mark in self.marks if mark.line.process == line.process]
         then = max((STAGES.index(mark.stage) for mark in own if mark.position <= position), default=0)
-        return any(mark.position > end and STAGES.index(mark.stage) > then for mark in own)
+        if not any(mark.position > end and STAGES.index(mark.stage) > then for mark in own):
+            return None
+        return max((mark.stage for mark in self.marks if mark.position > end), key=STAGES.index)
 
     @cached_property
     def tells_own_stages(self) -> bool:

@@ -7,7 +7,7 @@ data in `failure_causes` and `failure_rules`. It must not start, stop or ask any
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from objectives.measurement import Failure, FailureKind, Stage
 from tuner.engine.failure_causes import RULES
@@ -90,39 +90,42 @@ def watchdog_line(what: str, budget_s: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Hit:
-    """A rule that matched, where, and the line."""
+    """A rule that matched, where, and the line; `outlived` when the line's process went on to a later stage."""
 
     rule: Rule
     position: int
     line: LogLine
+    outlived: bool = False
 
 
 def _decide(log: Log) -> _Hit | None:
     """Find the text that explains most; among equals the one written first, then the narrower rule."""
-    best: _Hit | None = None
-    for rule in RULES:
-        hit = _first_hit(log, rule)
-        if hit and (best is None or _precedence(log, hit) < _precedence(log, best)):
-            best = hit
-    return best
+    hits = [hit for rule in RULES for hit in _first_hits(log, rule)]
+    return min(hits, key=lambda hit: _precedence(log, hit), default=None)
 
 
 def _precedence(log: Log, hit: _Hit) -> tuple[int, int]:
-    return -hit.rule.rank, log.index(hit.position)
+    rank = min(hit.rule.rank, Rank.ECHO) if hit.outlived else hit.rule.rank
+    return -rank, log.index(hit.position)
 
 
-def _first_hit(log: Log, rule: Rule) -> _Hit | None:
-    """Return the first line of the log to which `rule` applies."""
-    first: _Hit | None = None
+def _first_hits(log: Log, rule: Rule) -> list[_Hit]:
+    """Return the first line to which `rule` applies: of those that stand, and of those that were outlived."""
+    first: dict[bool, _Hit] = {}
     for phrase in rule.phrases:
         for position in log.find(phrase):
-            if first and position >= first.position:
+            if False in first and position >= first[False].position:
                 break
             hit = _Hit(rule, position, log.line_at(position))
-            if _applies(log, hit):
-                first = hit
-                break
-    return first
+            if not _applies(log, hit):
+                continue
+            later = log.later_stage(position, hit.line)
+            if later is Stage.RUN:  # the engine served requests after it
+                continue
+            hit = replace(hit, outlived=later is not None)
+            if hit.outlived not in first or position < first[hit.outlived].position:
+                first[hit.outlived] = hit
+    return list(first.values())
 
 
 def _applies(log: Log, hit: _Hit) -> bool:
@@ -137,8 +140,6 @@ def _applies(log: Log, hit: _Hit) -> bool:
     if rule.rank not in (Rank.CAUSE, Rank.KILLED) and _SOURCE_CODE.match(line.text):
         return False
     if rule.as_error and line.level not in ERRORS and not _ERROR_SHAPED.match(lowered):
-        return False
-    if log.is_outlived(hit.position, line):
         return False
     return not rule.start_only or _is_starting(log, hit)
 

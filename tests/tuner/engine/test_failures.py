@@ -391,6 +391,12 @@ def test_error_that_its_process_overcame_is_not_the_cause() -> None:
     assert classify("\n".join([*start(Stage.CONFIG), refused, *AFTERMATH])).kind is FailureKind.MODEL_UNAVAILABLE
 
 
+def test_progress_after_an_error_leaves_it_the_likeliest_reason_where_nothing_else_is_one() -> None:
+    lines = [*start(Stage.WEIGHTS), *traceback(WORKERS[0], OOM), *start(Stage.PROFILE)[-2:], *AFTERMATH]
+
+    assert classify("\n".join(lines)).kind is FailureKind.OOM_WEIGHTS
+
+
 def test_progress_of_a_sibling_does_not_excuse_an_error() -> None:
     behind = [line for line in start(Stage.WEIGHTS) if "TP1" in line]
     ahead = [line for line in start(Stage.GRAPH_CAPTURE) if "TP0" in line]
