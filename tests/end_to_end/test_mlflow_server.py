@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import user_environment
 from mlflow_server import PATIENCE_S, Server, wait_for
 from postgres_server import Postgres, binaries
 from study_samples import sample_history, write_study
 
+from tuner.export.deployment import deployment
 from tuner.ledger import History, TrialState
 from tuner.proposer import Proposer
 from tuner.space import Parameter
@@ -171,6 +174,26 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield server
     finally:
         server.kill()
+
+
+def test_a_deployment_asks_the_server_for_the_champion(server: Server, tmp_path: Path) -> None:
+    history = sample_history(3, running=False)
+    folder = tmp_path / "studies" / "longdoc"
+    write_study(folder, history, tables=False)
+    study = view(history, OBJECTIVES)
+    tracker = Tracker(OBJECTIVES, uri=server.uri, artifact_root=tmp_path / "unused")
+    tracker.sync(history, folder, live=False)
+    for number in (1, 2, 1):
+        done = tracker.register(deployment(study, study.trial(number), defaults={}))
+
+    command = [sys.executable, "-m", "mlflow", "artifacts", "download", "-u", done.uri, "-d", str(tmp_path / "deploy")]
+    env = {**user_environment(), "MLFLOW_TRACKING_URI": server.uri}
+    asked = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+    assert asked.returncode == 0, asked.stderr
+    arguments = yaml.safe_load((tmp_path / "deploy" / "vllm.yaml").read_text())
+    assert (done.version, done.created) == ("1", False)
+    assert arguments["max-num-seqs"] == history.trials[1].params["max_num_seqs"]
 
 
 def test_a_server_killed_in_the_middle_has_every_trial_once_in_the_end(server: Server, tmp_path: Path) -> None:
