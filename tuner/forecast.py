@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from objectives.measurement import Failure, Measurement
-from objectives.memory import memory_violation
-from objectives.score import Score, UserMetric
+from objectives.score import UserMetric
+from tuner import outcomes
 from tuner.config import EngineConfig
 from tuner.design import design_points
 from tuner.engine.protocol import MeasurePlan, TrialEngine
 from tuner.errors import EngineUnsupportedError
 from tuner.gate import Admitted, Gate, NotAdmitted
-from tuner.judge import judge
 from tuner.ledger import TrialRecord, TrialState
 from tuner.study_file import StudyFile
 from tuner.workload.model import Workload
@@ -161,32 +160,23 @@ class Forecaster:
             predicted=True,
         )
         if isinstance(verdict, NotAdmitted):
-            return Forecast(_failed(record, verdict.failure), None, 0.0, None)
+            return Forecast(_dated(outcomes.refused(record, verdict)), None, 0.0, None)
         measure = self.file.spec.measure
         plan = MeasurePlan(measure.repeats, measure.speed_probe, run_budget_s=measure.run_budget_s)
         outcome = self.twin.run(config, self.workload, plan, _silent)
         devices = int(config.args.get("tensor_parallel_size") or 1)
         weights_gib = verdict.memory.weights_gib * devices if verdict.memory else None
         if isinstance(outcome, Failure):
-            done, workload_s = _failed(record, outcome), None
+            done, workload_s = _dated(outcomes.failed(record, outcome)), None
         else:
             done, workload_s = self._scored(record, outcome), sum(outcome.duration_s)
         return Forecast(done, workload_s, time.monotonic() - began_s, weights_gib)
 
     def _scored(self, record: TrialRecord, outcome: Measurement) -> TrialRecord:
-        score = judge(self.file, outcome, self.workload, None, self.user_metrics)
         effective = outcome.engine.effective_args
         own = {name: effective[name] for name in self.file.spec.space if name in effective}
-        return replace(
-            record,
-            state=TrialState.VOID if score.void else TrialState.COMPLETE if score.feasible else TrialState.INFEASIBLE,
-            finished_at=record.started_at,
-            params={**own, **record.params},
-            score=score,
-            engine=outcome.engine,
-            speed_before=outcome.speed_before,
-            speed_after=outcome.speed_after,
-        )
+        whole = replace(record, params={**own, **record.params})
+        return _dated(outcomes.measured(whole, outcome, self.file, self.workload, None, self.user_metrics))
 
 
 def samples(file: StudyFile, count: int) -> Sequence[Candidate]:
@@ -194,12 +184,9 @@ def samples(file: StudyFile, count: int) -> Sequence[Candidate]:
     return [Candidate("design", point) for point in design_points(file.spec.space, count, file.spec.search.seed)]
 
 
-def _failed(record: TrialRecord, failure: Failure) -> TrialRecord:
-    """Return the record as the study would write it down."""
-    if not failure.kind.is_configuration_fault:
-        return replace(record, state=TrialState.FAILED, finished_at=record.started_at, failure=failure)
-    score = Score({}, {}, {"memory": memory_violation(failure)} if failure.kind.is_oom else {})
-    return replace(record, state=TrialState.INFEASIBLE, finished_at=record.started_at, failure=failure, score=score)
+def _dated(record: TrialRecord) -> TrialRecord:
+    """Return the record of a trial that took no time: its place in the order is its date."""
+    return replace(record, finished_at=record.started_at)
 
 
 def _silent(_: str) -> None:

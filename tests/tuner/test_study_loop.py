@@ -649,6 +649,16 @@ def test_drift_is_corrected_against_the_reference_also_after_reopening(tmp_path:
     assert all(s["ttft_p95_s_corrected"] == pytest.approx(s["ttft_p95_s"] / s["speed_index"]) for s in scores)
 
 
+def test_drift_is_corrected_against_the_first_measurement_where_the_defaults_do_not_fit(tmp_path: Path) -> None:
+    too_large = Failure(FailureKind.OOM_KV_CACHE, Stage.KV_CACHE, "does not fit")
+    study = ToyStudy.at(tmp_path, measure={"drift": "correct"})
+
+    study.run(ToyEngine(lambda config, call: too_large if call == 0 else slow_machine(config, call - 1)), trials=3)
+
+    scores = [t.score.values for t in study.trials if t.score is not None and t.engine is not None]
+    assert [s["speed_index"] for s in scores[:2]] == pytest.approx([1.0, 2.0])
+
+
 def test_metric_of_the_operators_own_that_fails_voids_the_trial_with_its_cause(tmp_path: Path) -> None:
     def broken(_: Measurement) -> float:
         raise ZeroDivisionError("no requests")
