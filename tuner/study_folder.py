@@ -190,8 +190,12 @@ def find(study: str, store: Path = STORE) -> Path:
         known = sorted(p.parent.name for p in (store / "studies").glob("*/origin.json"))
         hint = f"studies here: {', '.join(known)}" if known else "no study was run in this folder yet"
         raise StudyFileError(study, [("", f"is neither a file nor the name of a study; {hint}")])
-    file = Path(json.loads(origin.read_text())["study_file"])
-    if not file.is_file():
+    try:
+        file = Path(json.loads(origin.read_text())["study_file"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = f"does not say where the file of study {study} lies; give its path instead of its name"
+        raise StudyFileError(str(origin), [("", text)]) from error
+    if not _is_file(file):
         raise StudyFileError(str(file), [("", f"the file of study {study} is gone; give its new path")])
     return file
 
@@ -199,7 +203,7 @@ def find(study: str, store: Path = STORE) -> Path:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # longer than any path can be
+    except (OSError, ValueError):  # longer than any path can be, or with a character that none may hold
         return False
 
 

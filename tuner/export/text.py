@@ -32,6 +32,8 @@ def header(deployed: Deployment) -> tuple[str, ...]:
         f"Workload {deployed.workload}, fingerprint {deployed.workload_fingerprint}.",
         *(_value_line(value) for value in deployed.values),
     ]
+    if deployed.args.get("trust_remote_code"):
+        lines.append("Runs code that comes with the model: trust_remote_code is on, as the study has it.")
     if deployed.verification is not None:
         said = ", ".join(f"{name} {verdict}" for name, verdict in deployed.verification.verdict.items())
         how = "over HTTP" if deployed.verification.over_http else "in process"
