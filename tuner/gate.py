@@ -45,6 +45,11 @@ class Admitted:
     memory: MemoryPrediction | None = None
     predicted_failure: Failure | None = None
 
+    @property
+    def violation(self) -> float:
+        """What is known of its memory as a signed number, 0 or less: how far it is from being refused."""
+        return min(0.0, self.memory.violation_interval[0]) if self.memory else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class NotAdmitted:

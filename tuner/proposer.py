@@ -14,7 +14,7 @@ import math
 import statistics
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,17 +23,17 @@ import numpy as np
 
 from tuner.design import design_points
 from tuner.errors import StoreError
+from tuner.guidance import Guidance, Predict
+from tuner.search.border import Admits
 from tuner.search.coordinates import Array, Coordinates, keys
-from tuner.search.suggest import Admits, Past, suggest
+from tuner.search.encoding import MOST_WHOLE_NUMBERS, decode, encode
+from tuner.search.suggest import Past, Suggestion, suggest
 from tuner.space import Parameter, Space, Value
 from tuner.spec import Search
 
 if TYPE_CHECKING:
     import optuna
 
-MOST_WHOLE_NUMBERS = 64
-"""Ranges with more values than this are searched as real numbers and rounded. Optuna's GP lists every whole number of a
-range and tries them one by one: four fifths of the time of a trial's overhead, and gigabytes for a range of bytes."""
 LOCKED_S = 120.0
 """So long another process may hold the storage: a backup of a large one takes a minute."""
 STARTS = "starts"
@@ -88,6 +88,12 @@ class Proposer:
     admits:
         What is known of a configuration without an engine: what is not admitted is neither a point of the design nor
         proposed by the model.
+    predict:
+        Predicts objectives, in their own units, for a model that learns how measured ones differ; `None` without.
+    predict_ahead:
+        Whether predictions are made in the background, while trials run.
+    noted:
+        Told, in a sentence, when predictions are no longer followed, or are again.
     """
 
     def __init__(
@@ -100,6 +106,9 @@ class Proposer:
         constraints: Sequence[str],
         objectives: Sequence[tuple[bool, int]],
         admits: Admits = lambda _: 0.0,
+        predict: Predict | None = None,
+        predict_ahead: bool = False,
+        noted: Callable[[str], None] = lambda _: None,
     ) -> None:
         import optuna
 
@@ -110,6 +119,14 @@ class Proposer:
         self._objectives = tuple(objectives)
         self._admits = admits
         self._coordinates = Coordinates(space)
+        self._noted = noted
+        self._guidance = (
+            Guidance(
+                self._coordinates, predict, self._modelled, len(self._objectives), search.seed, ahead=predict_ahead
+            )
+            if predict is not None and search.sampler == "gp"
+            else None
+        )
         self._lock = threading.RLock()
         self._distributions = {name: _distribution(parameter) for name, parameter in space.items()}
         self._study = optuna.create_study(
@@ -130,7 +147,7 @@ class Proposer:
         where = {**(place or {}), **changes}
         in_space = all(name in where and self._space[name].contains(where[name]) for name in self._space)
         in_space = in_space and all(name in self._space for name in changes)
-        fixed = {name: _encode(self._space[name], where[name]) for name in self._space} if in_space else {}
+        fixed = {name: encode(self._space[name], where[name]) for name in self._space} if in_space else {}
         self._study.enqueue_trial(
             fixed, user_attrs={"source": source, "changes": json.dumps(dict(changes)), "in_space": in_space}
         )
@@ -170,8 +187,20 @@ class Proposer:
                 warnings.simplefilter("ignore")  # which values lie outside a range
                 trial = self._study.ask(fixed_distributions=self._distributions if in_space else None)
             if waiting is None:
-                self._describe(trial, "sampler", {n: _decode(self._space[n], v) for n, v in trial.params.items()})
+                self._describe(trial, "sampler", {n: decode(self._space[n], v) for n, v in trial.params.items()})
+            self._look_ahead()
             return _proposal(trial)
+
+    def _look_ahead(self) -> None:
+        """Have predicted, while a trial runs, what the next proposal will need if that trial is measured."""
+        if self._guidance is not None:
+            past = self._past(self._study.get_trials(deepcopy=False))
+            self._guidance.prepare(past.measured + 1, np.vstack([past.positions, past.pending]))
+
+    def rest_predictions(self, *, now: bool) -> None:
+        """Predict nothing in the background for now: something is measured that must not be disturbed."""
+        if self._guidance is not None:
+            self._guidance.rest(now=now)
 
     def _found(self, history: Sequence[optuna.trial.FrozenTrial]) -> tuple[str, dict[str, Value]] | None:
         """Return what the design or the model wants tried and why; `None` leaves it to one of Optuna's samplers."""
@@ -179,13 +208,18 @@ class Proposer:
         if begun >= self._search.startup_trials:
             if self._search.sampler != "gp":
                 return None
-            found = suggest(
-                self._past(history), self._coordinates, _seed(self._search.seed, len(history)), self._admits
-            )
+            found = self._suggested(history)
             if found is not None:
                 return "sampler", dict(found.changes)
         point = self._design_point(history)
         return None if point is None else ("design", point)
+
+    def _suggested(self, history: Sequence[optuna.trial.FrozenTrial]) -> Suggestion | None:
+        past, seed = self._past(history), _seed(self._search.seed, len(history))
+        if self._guidance is None:
+            return suggest(past, self._coordinates, seed, self._admits)
+        guide, predicted = self._guidance.at(past.measured, past.positions)
+        return suggest(past, self._coordinates, seed, self._admits, guide, predicted)
 
     def _describe(self, trial: optuna.Trial, source: str, changes: Mapping[str, Value]) -> None:
         trial.set_user_attr("source", source)
@@ -219,7 +253,7 @@ class Proposer:
         )
 
     def _positions(self, trials: Sequence[optuna.trial.FrozenTrial]) -> Array:
-        decoded = [{n: _decode(self._space[n], v) for n, v in t.params.items()} for t in trials]
+        decoded = [{n: decode(self._space[n], v) for n, v in t.params.items()} for t in trials]
         return _rows([self._coordinates.position(changes) for changes in decoded], len(self._space))
 
     def _violations(self, trial: optuna.trial.FrozenTrial) -> list[float]:
@@ -246,13 +280,16 @@ class Proposer:
             Of the objectives, where they are known; empty where none is.
         """
         with self._lock:
-            told = [_transformed(v, *how) for v, how in zip(values, self._objectives, strict=True)]
+            told = self._modelled(values)
             widths = [
                 None if ends is None else abs(_transformed(ends[1], *how) - _transformed(ends[0], *how))
                 for ends, how in zip(intervals, self._objectives, strict=False)
             ]
             attributes = {"widths": widths} if any(widths) else {}
             self._tell(number, told, violations["memory"], violations, attributes)
+
+    def _modelled(self, values: Sequence[float]) -> list[float]:
+        return [_transformed(v, *how) for v, how in zip(values, self._objectives, strict=True)]
 
     def tell_violation(self, number: int, violation: float) -> None:
         """Tell that a configuration cannot run: a finite violation > 0, and the median of what is known as values."""
@@ -402,27 +439,3 @@ def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution
     if parameter.step is not None:
         return IntDistribution(0, int(parameter.cardinality) - 1)
     return IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
-
-
-def _encode(parameter: Parameter, value: Value) -> Any:
-    """Turn a value of the space into Optuna's."""
-    if parameter.cardinality > MOST_WHOLE_NUMBERS:
-        return float(value)
-    if parameter.step is not None:
-        return parameter.step_of(value)
-    if parameter.choices is None:
-        return int(value)
-    if parameter.is_ordered:
-        return parameter.ordered_choices.index(value)
-    return json.dumps(parameter.as_choice(value), sort_keys=True)
-
-
-def _decode(parameter: Parameter, value: Any) -> Value:
-    """Turn Optuna's value into one of the space."""
-    if parameter.cardinality > MOST_WHOLE_NUMBERS:
-        return parameter.nearest(value)
-    if parameter.step is not None:
-        return parameter.at_step(value)
-    if parameter.choices is None:
-        return value
-    return parameter.ordered_choices[value] if parameter.is_ordered else json.loads(value)

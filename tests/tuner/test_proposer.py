@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.design import value_at
-from tuner.proposer import Proposal, Proposer, _decode, _encode
+from tuner.proposer import Proposal, Proposer
+from tuner.search.encoding import decode, encode
 from tuner.space import Parameter
 from tuner.spec import Search
 
@@ -137,7 +138,7 @@ def test_every_position_is_a_value_that_survives_the_translation(parameter: Para
     value = value_at(parameter, position)
 
     assert parameter.contains(value)
-    assert _decode(parameter, _encode(parameter, value)) == pytest.approx(value)
+    assert decode(parameter, encode(parameter, value)) == pytest.approx(value)
 
 
 def test_range_of_billions_of_bytes_is_searched_without_listing_them(tmp_path: Path) -> None:

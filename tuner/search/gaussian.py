@@ -188,4 +188,5 @@ def _matern(squared: Array) -> Array:
 
 def _squared_distances(a: Array, b: Array) -> Array:
     products = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2 * a @ b.T
-    return np.maximum(products, 0.0)
+    squared: Array = np.maximum(products, 0.0)
+    return squared

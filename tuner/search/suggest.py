@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from objectives.pareto import front, hypervolume
+from tuner.search.border import Admits, Border
 from tuner.search.candidates import near_points, spread_points
 from tuner.search.coordinates import Array, Coordinates, keys, unseen
+from tuner.search.guide import Guide
 from tuner.search.improvement import expected_improvement
 from tuner.search.surrogate import Observed, Surrogate, learned
 from tuner.space import Value
 
-Admits = Callable[[Mapping[str, Value]], float]
-"""Signed violation that is known of a configuration before an engine starts; above 0 it is not proposed."""
-
 _ROUNDS = 2
 """How often the surroundings of the best points are searched again, each time half as far."""
 _CENTRES = 8
-_ASKED = 64
-"""So many of the best candidates are looked at for one that is admitted."""
 _MARGIN = 0.1
 """The corner lies so much of the front's extent beyond its worst values."""
 
@@ -37,10 +34,13 @@ class Suggestion:
         The configuration.
     gain:
         Expected growth of the hypervolume between the front and its corner, as a share of it.
+    follows_guide:
+        Whether predictions of the guide had a say.
     """
 
     changes: Mapping[str, Value]
     gain: float
+    follows_guide: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,25 +67,45 @@ class Past:
     closed: Array
 
     @property
+    def measured(self) -> int:
+        """Number of trials with values."""
+        return int(np.isfinite(self.values).all(axis=1).sum())
+
+    @property
     def everything(self) -> Array:
         """Positions that are not to be proposed again."""
         return np.vstack([self.positions, self.pending, self.closed])
 
 
-def suggest(past: Past, coordinates: Coordinates, seed: int, admits: Admits) -> Suggestion | None:
+def suggest(
+    past: Past,
+    coordinates: Coordinates,
+    seed: int,
+    admits: Admits,
+    guide: Guide | None = None,
+    predicted: Array | None = None,
+) -> Suggestion | None:
     """Return the most promising configuration, or `None` where nothing was measured or nothing is left.
 
     The same past and seed give the same answer.
+
+    Parameters
+    ----------
+    guide, predicted:
+        As `learned` takes them.
     """
     observed = Observed(coordinates.features(past.positions), past.values, past.violations, past.widths)
     if not observed.measured.any():
         return None
-    surrogate = learned(observed)
+    surrogate = learned(observed, guide, predicted)
     pending = coordinates.features(past.pending)
     aim = _aim(observed, surrogate.believing(pending), pending)
     seen = set(keys(past.everything))
     generator = np.random.default_rng(seed)
-    pool = unseen(_starting_points(past, observed, coordinates, generator, seed), seen)
+    pool = _starting_points(past, observed, coordinates, generator, seed)
+    if guide is not None:
+        pool = np.vstack([pool, guide.positions, near_points(coordinates, guide.positions, generator)])
+    pool = unseen(pool, seen)
     if not len(pool):
         return None
     worth = aim.worth(coordinates.features(pool))
@@ -96,11 +116,11 @@ def suggest(past: Past, coordinates: Coordinates, seed: int, admits: Admits) -> 
         if len(near):
             pool = np.vstack([pool, near])
             worth = np.concatenate([worth, aim.worth(coordinates.features(near))])
-    for index in np.argsort(-worth, kind="stable")[:_ASKED]:
-        changes = coordinates.changes(pool[index])
-        if admits(changes) <= 0:
-            return Suggestion(changes, float(worth[index]) / aim.volume)
-    return None
+    chosen = Border(coordinates, admits, seed).first_admitted(pool, worth)
+    if chosen is None:
+        return None
+    gain = float(worth[chosen]) / aim.volume
+    return Suggestion(coordinates.changes(pool[chosen]), gain, follows_guide=any(surrogate.follows))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""What the trials so far say of the others: a process for each objective and each constraint."""
+"""What the trials so far say of the others: a process for each objective and each constraint.
+
+With a guide, the process of an objective models by how much the measured values differ from the predicted ones (on a
+logarithmic scale: their ratio), where that tells left-out trials better than a process without the guide does.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.search.gaussian import GaussianProcess, fit
+from tuner.search.guide import Guide
 
 Array = NDArray[np.float64]
 
 _VIOLATION_SCALE = 0.1
 """Violations are modelled on a scale that is linear up to about this size and logarithmic beyond: 0 decides."""
+_LEAST_TO_JUDGE = 4
+"""With fewer measured trials the guide is followed untested."""
 _WIDTH_LIMITS = (0.25, 4.0)
 """By how much the variance of one trial's noise may differ from the typical one."""
 
@@ -42,25 +49,40 @@ class Observed:
     @property
     def measured(self) -> NDArray[np.bool_]:
         """Which trials have values."""
-        return np.isfinite(self.values).all(axis=1)
+        finite: NDArray[np.bool_] = np.isfinite(self.values).all(axis=1)
+        return finite
 
     @property
     def feasible(self) -> NDArray[np.bool_]:
         """Which trials have values and violate nothing."""
-        return self.measured & (self.violations <= 0).all(axis=1)
+        holds: NDArray[np.bool_] = (self.violations <= 0).all(axis=1)
+        return self.measured & holds
 
 
 @dataclass(frozen=True)
 class Surrogate:
-    """Predicts objectives, and whether the constraints hold."""
+    """Predicts objectives, and whether the constraints hold.
+
+    Parameters
+    ----------
+    follows:
+        For each objective whether its process models the difference from the guide.
+    """
 
     objectives: tuple[GaussianProcess, ...]
     constraints: tuple[GaussianProcess, ...]
+    follows: tuple[bool, ...]
+    guide: Guide | None
 
     def predict(self, features: Array) -> tuple[Array, Array]:
         """Return means and standard deviations (n, d) of the objectives."""
         columns = [process.predict(features) for process in self.objectives]
-        return np.column_stack([m for m, _ in columns]), np.column_stack([s for _, s in columns])
+        means, deviations = np.column_stack([m for m, _ in columns]), np.column_stack([s for _, s in columns])
+        if self.guide is None or not any(self.follows):
+            return means, deviations
+        predicted, filled_in = self.guide.predict(features)
+        follows = np.array(self.follows)
+        return means + np.where(follows, predicted, 0.0), np.hypot(deviations, np.where(follows, filled_in, 0.0))
 
     def feasibility(self, features: Array) -> Array:
         """Return the probability (n,) that every constraint holds."""
@@ -77,22 +99,44 @@ class Surrogate:
         return Surrogate(
             tuple(p.believing(features) for p in self.objectives),
             tuple(p.believing(features) for p in self.constraints),
+            self.follows,
+            self.guide,
         )
 
 
-def learned(observed: Observed) -> Surrogate:
-    """Fit the processes; there must be a trial with values."""
+def learned(observed: Observed, guide: Guide | None = None, predicted: Array | None = None) -> Surrogate:
+    """Fit the processes; there must be a trial with values.
+
+    Parameters
+    ----------
+    predicted:
+        What the predictor says of each trial itself (n, d), NaN where it says nothing; the guide fills in.
+    """
     measured = observed.measured
-    objectives = tuple(
-        fit(observed.features[measured], observed.values[measured, i], _relative_noise(observed.widths[measured, i]))
-        for i in range(observed.values.shape[1])
-    )
+    features, values, widths = observed.features[measured], observed.values[measured], observed.widths[measured]
+    noise = [_relative_noise(column) for column in widths.T]
+    plain = [fit(features, c, noise_of) for c, noise_of in zip(values.T, noise, strict=True)]
+    chosen, follows = plain, [False] * len(plain)
+    if guide is not None and predicted is not None:
+        expected = np.where(np.isfinite(predicted[measured]), predicted[measured], guide.predict(features)[0])
+        ratios = [
+            fit(features, column, noise_of) for column, noise_of in zip((values - expected).T, noise, strict=True)
+        ]
+        follows = [_is_better(ratio, alone) for ratio, alone in zip(ratios, plain, strict=True)]
+        chosen = [ratio if follow else alone for ratio, alone, follow in zip(ratios, plain, follows, strict=True)]
     constraints = tuple(
         fit(observed.features[known], softened(column[known]))
         for column in observed.violations.T
         if (known := np.isfinite(column)).any() and (column > 0).any()
     )
-    return Surrogate(objectives, constraints)
+    return Surrogate(tuple(chosen), constraints, tuple(follows), guide)
+
+
+def _is_better(ratio: GaussianProcess, alone: GaussianProcess) -> bool:
+    """Whether a process with the guide tells left-out trials at least as well as one without."""
+    if len(alone.scaled) < _LEAST_TO_JUDGE:
+        return True
+    return bool(np.mean(ratio.left_out_errors() ** 2) <= np.mean(alone.left_out_errors() ** 2))
 
 
 def softened(violations: Array) -> Array:

@@ -1,0 +1,110 @@
+"""What a predictor says, when the proposer needs it: asked ahead while trials run, remembered, the same after a resume.
+
+A prediction depends on the trials that the predictor is calibrated on. Which those are follows from how many were
+measured, with one trial's delay, so that a new calibration can be asked about before it is needed.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from tuner.search.coordinates import Array, Coordinates, keys
+from tuner.search.guide import Guide, explored, guided
+from tuner.space import Value
+
+CALIBRATED_ON = (0, 3, 6, 12, 24, 48)
+"""Measured trials that the predictor is calibrated on: as many as there are, of these."""
+
+
+class Predict(Protocol):
+    """Predicts objectives of configurations, in their own units."""
+
+    def __call__(self, configurations: Sequence[Mapping[str, Value]], basis: int) -> Sequence[Sequence[float] | None]:
+        """Return the objectives of each, `None` where nothing can be said; calibrated on the first `basis` trials."""
+        ...
+
+
+class Guidance:
+    """A predictor as the proposer uses it.
+
+    Parameters
+    ----------
+    model:
+        From objectives in their own units to the scale that is modelled.
+    ahead:
+        Whether predictions are made in the background before they are needed.
+    """
+
+    def __init__(
+        self,
+        coordinates: Coordinates,
+        predict: Predict,
+        model: Callable[[Sequence[float]], Sequence[float]],
+        objectives: int,
+        seed: int,
+        *,
+        ahead: bool,
+    ) -> None:
+        self._coordinates = coordinates
+        self._predict = predict
+        self._model = model
+        self._empty = [float("nan")] * objectives
+        self._seed = seed
+        self._known: dict[tuple[int, bytes], Sequence[float]] = {}
+        self._explored: dict[int, tuple[Array, Array]] = {}
+        self._one_at_a_time = threading.Lock()
+        self._may_work = threading.Event()
+        self._may_work.set()
+        self._wanted: queue.SimpleQueue[tuple[int, Array]] = queue.SimpleQueue()
+        self._worker = threading.Thread(target=self._work, name="guidance", daemon=True) if ahead else None
+        if self._worker is not None:
+            self._worker.start()
+
+    def at(self, measured: int, positions: Array) -> tuple[Guide | None, Array]:
+        """Return the guide after so many measured trials, and what is predicted at positions (n, size) themselves."""
+        basis = basis_of(measured)
+        if basis not in self._explored:
+            self._explored[basis] = explored(self._coordinates, lambda p: self._values(p, basis), self._seed)
+        everywhere, values = self._explored[basis]
+        predicted = self._values(positions, basis)
+        guide = guided(self._coordinates, np.vstack([everywhere, positions]), np.vstack([values, predicted]))
+        return guide, predicted
+
+    def prepare(self, measured: int, positions: Array) -> None:
+        """Have ready what `at` will be asked."""
+        if self._worker is not None:
+            self._wanted.put((measured, positions))
+
+    def rest(self, *, now: bool) -> None:
+        """Ask nothing ahead for now: something is measured that must not be disturbed."""
+        if now:
+            self._may_work.clear()
+        else:
+            self._may_work.set()
+
+    def _work(self) -> None:
+        while True:
+            self.at(*self._wanted.get())
+
+    def _values(self, positions: Array, basis: int) -> Array:
+        rows = [self._value(row, key, basis) for row, key in zip(positions, keys(positions), strict=True)]
+        return np.array(rows, dtype=np.float64).reshape(-1, len(self._empty))
+
+    def _value(self, position: Array, key: bytes, basis: int) -> Sequence[float]:
+        if threading.current_thread() is self._worker:
+            self._may_work.wait()
+        with self._one_at_a_time:
+            if (basis, key) not in self._known:
+                [found] = self._predict([self._coordinates.changes(position)], basis)
+                self._known[basis, key] = self._empty if found is None else self._model(found)
+            return self._known[basis, key]
+
+
+def basis_of(measured: int) -> int:
+    """Return how many trials the predictor is calibrated on after so many measured ones."""
+    return max((count for count in CALIBRATED_ON if count < measured), default=0)
