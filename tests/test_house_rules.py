@@ -30,6 +30,7 @@ IMPORTERS = {
         "tuner/engine/cluster.py",  # its nodes and the room on them
         "tuner/engine/ray_engine.py",  # its actors
         "tuner/engine/ray_pool.py",  # its end
+        "tuner/jobs.py",  # its jobs
     },
     "mlflow": {"tuner/tracking/store.py"},
     "optuna": {"tuner/proposer.py"},

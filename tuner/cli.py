@@ -10,13 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner import __version__
 from tuner.errors import TunerError
 
+if TYPE_CHECKING:
+    from tuner.jobs import JobServer
+
 WATCH_S = 5.0
 STUDY_HELP = "a study file, or the name of a study that was run in this folder"
+ADDRESS_HELP = "the cluster's dashboard, as http://HOST:8265; left out: Ray's RAY_API_SERVER_ADDRESS"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,6 +82,28 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--trials", type=_positive, help="stop after so many trials; instead of the study file's")
     run.add_argument("--allow-different", action="store_true", help="go on though vLLM is another release")
     run.add_argument("--until", metavar="HH:MM", help="begin no trial that would not end by then")
+
+    submit = add("submit", _submit, "run the study as a job on a Ray cluster, or attach to the job that does")
+    submit.add_argument("--address", metavar="URL", help=ADDRESS_HELP)
+    submit.add_argument("--detach", action="store_true", help="do not wait for it and show what it prints")
+    submit.add_argument("--requirements", type=Path, metavar="FILE", help="pinned packages that the job needs")
+    submit.add_argument("--fresh", action="store_true", help="put what was measured there aside and start over")
+    submit.add_argument("--trials", type=_positive, help="stop after so many trials; instead of the study file's")
+    submit.add_argument("--until", metavar="HH:MM", help="begin no trial that would not end by then")
+
+    jobs = add("jobs", _jobs, "list the studies that run, or ran, as jobs on a cluster", study=False)
+    jobs.add_argument("--address", metavar="URL", help=ADDRESS_HELP)
+    jobs.add_argument("--json", action="store_true", help="print one JSON document")
+
+    for name, act, text in (
+        ("logs", _logs, "show what a job printed"),
+        ("stop", _stop, "end a job; its trials are closed, and submitting the study again goes on with it"),
+    ):
+        job = add(name, act, text, study=False)
+        job.add_argument("job", metavar="JOB", help="a job, or the study that it runs")
+        job.add_argument("--address", metavar="URL", help=ADDRESS_HELP)
+        if name == "logs":
+            job.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
 
     status = add("status", _status, "say how far the study is")
     form = status.add_mutually_exclusive_group()
@@ -230,6 +256,64 @@ def _run(call: argparse.Namespace) -> int:
     for line in (ending.text, *done.lines):
         print(line)
     return 0 if done.study.front else 1
+
+
+def _submit(call: argparse.Namespace) -> int:
+    from tuner.jobs import JobServer, submit
+
+    options = ["--fresh"] if call.fresh else []
+    options += ["--trials", str(call.trials)] if call.trials else []
+    options += ["--until", call.until] if call.until else []
+    done = submit(call.study, call.address, options, call.requirements)
+    if call.detach:
+        print(done.id)
+        return 0
+    began = "runs already and is shown" if done.attached else "begins"
+    _say(f"job {done.id} {began}; Ctrl-C leaves it running")
+    return _follow(JobServer(call.address), done.id)
+
+
+def _follow(server: JobServer, job_id: str) -> int:
+    def show(text: str) -> None:
+        print(text, end="", flush=True)
+
+    try:
+        return 0 if server.follow(job_id, show) == "SUCCEEDED" else 1
+    except KeyboardInterrupt:
+        _say(f"job {job_id} goes on; `tuner logs -f {job_id}` shows it again, `tuner stop {job_id}` ends it")
+        return 0
+
+
+def _jobs(call: argparse.Namespace) -> int:
+    from tuner.jobs import JobServer
+
+    jobs = JobServer(call.address).jobs()
+    if call.json:
+        _print_json([job.document() for job in jobs])
+        return 0
+    for job in jobs:
+        print(job.line)
+    return 0
+
+
+def _logs(call: argparse.Namespace) -> int:
+    from tuner.jobs import JobServer
+
+    server = JobServer(call.address)
+    job = server.job(call.job)
+    if call.follow:
+        return _follow(server, job.id)
+    sys.stdout.write(server.log(job))
+    return 0
+
+
+def _stop(call: argparse.Namespace) -> int:
+    from tuner.jobs import JobServer
+
+    server = JobServer(call.address)
+    job = server.job(call.job)
+    print(f"{job.id}: {server.stop(job)}")
+    return 0
 
 
 def _status(call: argparse.Namespace) -> int:

@@ -199,12 +199,13 @@ def run(
     """
     from tuner.opening import opened
     from tuner.proposer import storage_faults
+    from tuner.storage import place
     from tuner.watching import served, watched
 
     deadline = Deadline.of(until, file.spec.budget.hours)
     with watched(file, listener) as watch:
         with (
-            storage_faults(watch.folder.storage_url),
+            storage_faults(place(file, watch.folder)),
             opened(file, watch, fresh=fresh, allow_different=allow_different) as rooms,
             served(watch, trials, deadline),
         ):

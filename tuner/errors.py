@@ -9,6 +9,7 @@ TunerError                     exit status 1
 ├── StudyStoppedError          the study cannot go on: three machine failures in a row, nothing left to try
 ├── StoreError                 ledger, storage or artefacts cannot be read or written
 ├── EngineUnsupportedError     this vLLM cannot be driven
+├── JobError                   a cluster's job server cannot be reached, or refuses
 └── PreflightError             the machine is not what the study asks for
 """
 
@@ -67,6 +68,10 @@ class StoreError(TunerError):
 
 class EngineUnsupportedError(TunerError):
     """The installed vLLM is missing something that the tuner needs."""
+
+
+class JobError(TunerError):
+    """A cluster's job server cannot be reached, or refuses."""
 
 
 class PreflightError(TunerError):

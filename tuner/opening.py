@@ -27,6 +27,7 @@ from tuner.memory_model import MeasuredMemory, MemoryPrediction, predict
 from tuner.model_files import config_folder, config_json, context_tokens, vocabulary, weight_bytes
 from tuner.proposer import Proposer
 from tuner.recipes import Skipped, applicable
+from tuner.storage import storage_of
 from tuner.study import Listener, Rooms
 from tuner.study_file import StudyFile
 from tuner.study_folder import STORE, StudyFolder
@@ -291,9 +292,10 @@ def proposer_of(file: StudyFile, folder: StudyFolder, gate: Gate | None = None) 
     def admits(changes: Mapping[str, Any]) -> float:
         return gate.check(base.with_args(changes)).violation if gate else 0.0
 
+    storage = storage_of(file, folder)
     return Proposer(
-        folder.storage_url,
-        file.spec.study,
+        storage.url,
+        storage.study,
         file.spec.space,
         file.spec.search,
         constraints=[str(Constraint.parse(text)) for text in file.spec.constraints],

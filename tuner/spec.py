@@ -261,6 +261,11 @@ class StudySpec(Section):
     search: Search = Field(default_factory=Search, description="How configurations are proposed.")
     gate: Gate = Field(default_factory=Gate, description="What is refused without an engine.")
     confirm: Confirm = Field(default_factory=Confirm, description="Whether the front is measured again.")
+    storage: str | None = Field(
+        default=None,
+        description="A PostgreSQL for Optuna, as `postgresql://USER@HOST:PORT/DATABASE` with the password in "
+        "PGPASSWORD; left out: the environment's TUNER_STORAGE, or SQLite in the study's folder.",
+    )
     tracking: Tracking = Field(default_factory=Tracking, description="Where MLflow's runs go.")
     notify: Notify = Field(default_factory=Notify, description="Who is told when a run is over.")
     prometheus: Prometheus = Field(
@@ -269,7 +274,7 @@ class StudySpec(Section):
 
     def identity_parts(self) -> dict[str, Any]:
         """Everything that makes two trials of this study comparable; what is left out may change on resume."""
-        free = {"budget", "tracking", "confirm", "recipes", "noise", "gate", "notify", "prometheus"}
+        free = {"budget", "storage", "tracking", "confirm", "recipes", "noise", "gate", "notify", "prometheus"}
         document = self.model_dump(mode="json", exclude=free)
         document["search"] = {"sampler": document["search"]["sampler"]}
         document.pop("model_config_file")
