@@ -19,6 +19,7 @@ from objectives import pareto
 from objectives.memory import memory_violation
 from objectives.metrics import Direction
 from objectives.speed import noise_floor
+from tuner.drift import INTERFERENCE
 from tuner.ledger import History, StudyHeader, StudyNote, TrialRecord, TrialState, Verification
 
 HYPERVOLUME_CORNER = 2.0
@@ -163,11 +164,14 @@ def view(history: History, objectives: Sequence[Objective]) -> StudyView:
 
     The front holds complete trials only, each configuration once. Trials that were measured again count with the
     median of their measurements; a configuration that was infeasible on any of them is off the front. In a study that
-    has measured trials, predicted ones are left out.
+    has measured trials, predicted ones are left out. Where engines on one machine are known to disturb each other, what
+    was measured alone counts.
     """
     scored = {t.predicted for t in history.finished if t.score is not None}
     predicted = scored == {True}
     candidates = [t for t in history.finished if t.score is None or t.predicted == predicted]
+    if any(note.code == INTERFERENCE for note in history.notes):
+        candidates = _alone_where_known(candidates)
     results = {r.number: r for r in _results(candidates, objectives)}
     numbers = list(results)
     front = tuple(numbers[i] for i in front_of([results[n].values for n in numbers], objectives))
@@ -316,6 +320,12 @@ def _verification_document(verification: Verification | None) -> dict[str, Any] 
         "interval": {name: list(ends) for name, ends in verification.interval.items()},
         "verdict": dict(verification.verdict),
     }
+
+
+def _alone_where_known(candidates: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Leave out what was measured beside busy neighbours of configurations that were also measured alone."""
+    alone = {t.config.key() for t in candidates if t.state is TrialState.COMPLETE and not t.neighbours}
+    return [t for t in candidates if not t.neighbours or t.config.key() not in alone]
 
 
 def _results(candidates: Iterable[TrialRecord], objectives: Sequence[Objective]) -> list[Result]:
