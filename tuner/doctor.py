@@ -19,6 +19,7 @@ from tuner.judge import objectives_of
 from tuner.ledger import History, StudyNote, TrialLine, TrialRecord, TrialState
 from tuner.night import is_open
 from tuner.outcomes import interrupted
+from tuner.proposer import Proposer
 from tuner.study_file import StudyFile
 from tuner.study_folder import StudyFolder
 from tuner.telling import tell
@@ -174,13 +175,21 @@ def _processes(patient: Patient) -> Found:
 def _optuna(patient: Patient) -> Found:
     """Optuna knows every finished trial, and none that the ledger has lost."""
     from tuner.opening import proposer_of
+    from tuner.proposer import storage_faults
+    from tuner.storage import place, storage_of
 
     history = patient.history()
-    if not (patient.folder.path / "optuna.db").exists():
+    is_local = storage_of(patient.file, patient.folder).is_local
+    if is_local and not (patient.folder.path / "optuna.db").exists():
         if history.trials:
             yield "broken", f"{patient.folder.path / 'optuna.db'} is gone; restore it, or start over with --fresh"
         return
-    proposer, objectives = proposer_of(patient.file, patient.folder), objectives_of(patient.file)
+    with storage_faults(place(patient.file, patient.folder)):
+        yield from _told(patient, history, proposer_of(patient.file, patient.folder))
+
+
+def _told(patient: Patient, history: History, proposer: Proposer) -> Found:
+    objectives = objectives_of(patient.file)
     finished = {t.number: t for t in history.finished if not is_open(t)}
     if not patient.running:
         for proposal in proposer.open_trials():
