@@ -176,6 +176,28 @@ def test_rank_that_writes_no_progress_is_where_its_sibling_is() -> None:
     assert classify(log).kind is FailureKind.OOM_PROFILE
 
 
+@pytest.mark.parametrize(
+    ("last", "kind"),
+    [
+        ("INFO 01-11 10:00:00 model_runner.py:1100] Starting to load model org/m...", FailureKind.OOM_WEIGHTS),
+        ("INFO 01-11 10:00:09 model_runner.py:1105] Loading model weights took 14.9888 GB", FailureKind.OOM_PROFILE),
+        (
+            "INFO 08-11 10:00:09 [backends.py:215] Compiling a graph for shape 1",
+            FailureKind.OOM_PROFILE,
+        ),
+        ("INFO 01-11 10:00:12 worker.py:241] Memory profiling takes 1.90 seconds", FailureKind.OOM_GRAPH_CAPTURE),
+        (
+            "INFO 01-11 10:00:13 runner.py:1415] Capturing the model for CUDA graphs",
+            FailureKind.OOM_GRAPH_CAPTURE,
+        ),
+        ("INFO 01-11 10:00:33 [launcher.py:27] Starting vLLM API server on http://0.0.0.0:80", FailureKind.OOM_WARMUP),
+        ("INFO:     Uvicorn running on http://0.0.0.0:8000 (Press CTRL+C to quit)", FailureKind.OOM_RUNTIME),
+    ],
+)
+def test_progress_lines_of_older_versions_and_servers_tell_the_stage_too(last: str, kind: FailureKind) -> None:
+    assert classify(f"{last}\nERROR 01-11 10:01:00 engine.py:366] {OOM}").kind is kind
+
+
 @pytest.mark.parametrize("phrase", ["sampler with 1024 dummy requests.", "pooler (num_reqs=512)."])
 def test_warm_up_of_sampler_or_pooler_is_profiling_before_the_kv_cache_and_warm_up_after_the_graphs(
     phrase: str,
