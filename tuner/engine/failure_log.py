@@ -192,7 +192,7 @@ def _unwrap(text: str) -> str:
 
 
 def _unwrap_line(line: str) -> str:
-    at = line.index("{")
+    at = line.index('{"')
     if len(line) > _LONGEST_JSON or not line.rstrip().endswith("}"):
         return line
     try:
@@ -205,8 +205,9 @@ def _unwrap_line(line: str) -> str:
     level = next((str(record[key]).upper() for key in _JSON_LEVELS if isinstance(record.get(key), str)), "")
     prefix = f"{line[:at]}{level} " if level and not _parse(carried).level else line[:at]
     more = next((record[key] for key in _JSON_TRACES if isinstance(record.get(key), str)), "")
-    lines = f"{carried}\n{more}".rstrip().replace("\r", "\n").split("\n")
-    return "\n".join(prefix + each for each in lines)
+    # JSON can spell halves of characters, which have no UTF-8 form: what is read here goes into a ledger.
+    text = f"{carried}\n{more}".rstrip().encode("utf-8", "replace").decode()
+    return "\n".join(prefix + each for each in text.replace("\r", "\n").split("\n"))
 
 
 def _parse(raw: str) -> LogLine:

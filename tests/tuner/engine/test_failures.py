@@ -402,6 +402,12 @@ def test_traceback_inside_a_json_record_is_evidence() -> None:
     assert (failure.kind, failure.message) == (FailureKind.OOM_WEIGHTS, OOM)
 
 
+def test_message_out_of_a_json_record_can_be_written_down() -> None:
+    record = '{"level": "ERROR", "message": "OSError: [Errno 28] No space left on device \\ud83d"}'
+
+    assert classify(record).message.encode().startswith(b"OSError: [Errno 28] No space left on device")
+
+
 def test_error_that_its_process_overcame_is_not_the_cause() -> None:
     refused = CORE.error(
         "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://x"
