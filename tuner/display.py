@@ -16,6 +16,7 @@ from tuner.ledger import History, TrialRecord, TrialState
 from tuner.proposer import Proposal
 from tuner.report.table import Row, front_rows
 from tuner.report.words import percent
+from tuner.secrets import mask, mask_tree, secret_values
 from tuner.view import Objective, StudyView, view
 
 
@@ -47,7 +48,8 @@ def outcome_text(record: TrialRecord, objectives: tuple[Objective, ...]) -> str:
         return prefix + "  ".join(f"{o.name} {objective_text(o, score.values[o.name])}" for o in objectives)
     if record.failure is not None:
         refused = "refused before start: " if record.engine_s == 0 else ""
-        return f"{record.state}: {refused}{record.failure.kind} — {record.failure.message[:160]}"
+        message = mask(record.failure.message, secret_values() + secret_values(record.config.env, record.config.args))
+        return f"{record.state}: {refused}{record.failure.kind} — {message[:160]}"
     if score is not None and score.void:
         return f"void: {score.void[0].evidence}"
     if score is not None:
@@ -58,7 +60,8 @@ def outcome_text(record: TrialRecord, objectives: tuple[Objective, ...]) -> str:
 
 def config_text(changes: dict[str, object] | None) -> str:
     """What a trial changes, in one line."""
-    return " ".join(f"{name}={value}" for name, value in (changes or {}).items()) or "vLLM's defaults"
+    shown = mask_tree(dict(changes or {}))
+    return " ".join(f"{name}={value}" for name, value in shown.items()) or "vLLM's defaults"
 
 
 def front_table(study: StudyView, title: str = "") -> Table:

@@ -21,6 +21,7 @@ from objectives.metrics import Direction
 from objectives.speed import noise_floor
 from tuner.drift import INTERFERENCE
 from tuner.ledger import History, StudyHeader, StudyNote, TrialRecord, TrialState, Verification
+from tuner.secrets import mask_tree, secret_values
 
 HYPERVOLUME_CORNER = 2.0
 """Corner of the hypervolume on every axis, as a multiple of the reference's value: a configuration that is twice as
@@ -285,9 +286,9 @@ def front_document(study: StudyView) -> dict[str, Any]:
 
 
 def trial_document(study: StudyView, trial: TrialRecord) -> dict[str, Any]:
-    """Return one trial of `tuner front --json`."""
+    """Return one trial of `tuner front --json`, without secrets."""
     failure = trial.failure
-    return {
+    document = {
         "number": trial.number,
         "state": trial.state.value,
         "source": trial.source,
@@ -308,6 +309,8 @@ def trial_document(study: StudyView, trial: TrialRecord) -> dict[str, Any]:
         if failure
         else None,
     }
+    masked: dict[str, Any] = mask_tree(document, secret_values() + secret_values(trial.config.env, trial.config.args))
+    return masked
 
 
 def _verification_document(verification: Verification | None) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from toy_study import ToyEngine, ToyStudy, measured
 
 from objectives.measurement import Failure, FailureKind, Stage
 from tuner.config import EngineConfig
+from tuner.display import config_text, outcome_text
 from tuner.errors import StudyFileError
 from tuner.export import FORMATS
 from tuner.export.deployment import deployment
@@ -70,13 +71,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for file, text in render(deployment(shown, _best(toy), defaults={})).items():
             (root / f"{name}-{file}").write_text(text)
     status = Status(toy.file, shown, toy.history, toy.folder, running=False)
-    (root / "said.txt").write_text("\n".join([*status.lines(), *toy.heard.notes, ending.text]))
+    outcomes = [outcome_text(trial, toy.file_objectives) for trial in toy.trials]
+    (root / "said.txt").write_text("\n".join([*status.lines(), *outcomes, *toy.heard.notes, ending.text, _shown()]))
     (root / "status.json").write_text(json.dumps([status.document(), front_document(shown)]))
     program = f"import sys; open({str(root / 'notified.json')!r}, 'w').write(sys.stdin.read())"
     document = summary(shown, code="failed", text=failure.message, hours=1.0)
     notify(Notify(command=(sys.executable, "-c", program)), document, env, print)
     yield root
     shutil.rmtree(root)
+
+
+def _shown() -> str:
+    return config_text({"env.DB_PASSWORD": VARIABLE, "hf_token": ARGUMENT, "max_num_seqs": 4})
 
 
 def _header(toy: ToyStudy) -> object:
