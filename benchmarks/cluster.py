@@ -38,7 +38,7 @@ from tuner.engine.cluster import Wanted
 from tuner.engine.host import HostIdentity, StopReport
 from tuner.engine.nvml import Device
 from tuner.engine.processes import ProcessIdentity
-from tuner.engine.protocol import MeasurePlan, Seat
+from tuner.engine.protocol import MeasurePlan
 from tuner.engine.ray_pool import RayEnginePool
 from tuner.ledger import History, TrialRecord, TrialState
 from tuner.night import candidates, is_open
@@ -129,6 +129,21 @@ class Machines:
             initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 0, "include_dashboard": False, **SMALL}
         )
         self._nodes = [self._add() for _ in range(nodes)]
+        self.seats: list[tuple[float, int]] = []
+        """Since when there has been room for how many engines."""
+
+    def _count(self) -> None:
+        self.seats.append((time.monotonic(), len(self._nodes) * self._engines))
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self.seats.clear()
+        self._count()
+
+    def seat_s(self) -> float:
+        """Seconds of all seats together until now."""
+        ends = [at for at, _ in self.seats[1:]] + [time.monotonic()]
+        return sum(count * (end - at) for (at, count), end in zip(self.seats, ends, strict=True))
 
     @property
     def address(self) -> str:
@@ -146,38 +161,16 @@ class Machines:
     def join(self) -> None:
         """Have one more machine."""
         self._nodes.append(self._add())
+        self._count()
 
     def kill(self) -> None:
         """Lose the machine that has been there longest, without a word."""
+        self.seats.append((time.monotonic(), (len(self._nodes) - 1) * self._engines))
         self._cluster.remove_node(self._nodes.pop(0), allow_graceful=False)
 
     def close(self) -> None:
         """End them all."""
         self._cluster.shutdown()
-
-
-class Watched:
-    """A pool that remembers how many seats there were when."""
-
-    def __init__(self, pool: RayEnginePool) -> None:
-        self._pool = pool
-        self.counts: list[tuple[float, int]] = []
-
-    def seats(self) -> Sequence[Seat]:
-        """Count the seats."""
-        seats = self._pool.seats()
-        if not self.counts or self.counts[-1][1] != len(seats):
-            self.counts.append((time.monotonic(), len(seats)))
-        return seats
-
-    def close(self) -> None:
-        """Close the pool."""
-        self._pool.close()
-
-    def seat_s(self, until_s: float) -> float:
-        """Seconds of all seats together."""
-        ends = [at for at, _ in self.counts[1:]] + [until_s]
-        return sum(count * (end - at) for (at, count), end in zip(self.counts, ends, strict=True))
 
 
 class Events:
@@ -200,8 +193,10 @@ class Events:
         for due in [n for n in self._planned if n <= over]:
             what = self._planned.pop(due)
             self.happened.append(f"{what} after {over} trials")
-            # Beside the loop, as machines do: it must not wait for them.
-            threading.Thread(target=getattr(self._machines, what), daemon=True).start()
+            if what == "kill":  # beside the loop, which must not wait until Ray has noticed
+                threading.Thread(target=self._machines.kill, daemon=True).start()
+            else:  # Ray starts a machine on the main thread only: the loop stands still for about two seconds
+                self._machines.join()
         if over % 25 == 0:
             print(f"{over} trials are over", file=sys.stderr, flush=True)
 
@@ -249,8 +244,8 @@ def study_file(folder: Path, arguments: argparse.Namespace) -> StudyFile:
 
 
 @contextmanager
-def on_cluster(machines: Machines, arguments: argparse.Namespace, file: StudyFile) -> Iterator[list[Watched]]:
-    """Have studies run on these machines; yields a list that will hold the pool."""
+def on_cluster(machines: Machines, arguments: argparse.Namespace, file: StudyFile) -> Iterator[None]:
+    """Have studies run on these machines."""
     import ray
 
     ray.init(address=machines.address, log_to_driver=False, logging_level="ERROR")
@@ -259,17 +254,13 @@ def on_cluster(machines: Machines, arguments: argparse.Namespace, file: StudyFil
     twins = [twin.options(name=TWIN.format(i), **on_head).remote(str(file.path)) for i in range(arguments.twins)]
     ray.get([t.__ray_ready__.remote() for t in twins])
     host = type("PacedTwinHost", (TwinHost,), {"twins": arguments.twins, "trial_s": arguments.trial_s})
-    pools: list[Watched] = []
 
-    def make_pool(file: StudyFile, folder: StudyFolder, memory: object) -> Watched:
-        pools.append(
-            Watched(RayEnginePool(engines=None, wanted=Wanted(gpus=GPUS), address=machines.address, host=host))
-        )
-        return pools[-1]
+    def make_pool(file: StudyFile, folder: StudyFolder, memory: object) -> RayEnginePool:
+        return RayEnginePool(engines=None, wanted=Wanted(gpus=GPUS), address=machines.address, host=host)
 
     before, opening.make_pool = opening.make_pool, make_pool  # type: ignore[assignment]  # the one thing that is not real
     try:
-        yield pools
+        yield
     finally:
         opening.make_pool = before
         if ray.is_initialized():
@@ -286,17 +277,18 @@ def run(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     planned = {n: w for n, w in zip(due, what, strict=False) if n > done}
     events = Events(machines, planned)
     try:
-        with on_cluster(machines, arguments, file) as pools:
+        with on_cluster(machines, arguments, file):
             store = folder / "mlruns"
             with opening.opened(file, events, fresh=False, store=store) as rooms:
                 began_s, cpu_s = time.monotonic(), _cpu_s()
                 before = {t.number for t in rooms.folder.ledger.history().finished}
+                machines.begin()
                 signal.alarm(arguments.limit_s)
                 with contextlib.suppress(KeyboardInterrupt):
                     StudyRun(rooms, trials=arguments.trials, deadline=None).run()
                 signal.alarm(0)
                 wall_s, cpu_s = time.monotonic() - began_s, _cpu_s() - cpu_s
-                seat_s = pools[0].seat_s(time.monotonic())
+                seat_s = machines.seat_s()
                 history = rooms.folder.ledger.history()
     finally:
         machines.close()
@@ -321,7 +313,8 @@ def faults(folder: Path, trials: int) -> list[str]:
     history = study.ledger.history()
     told = opening.proposer_of(file, study).told()
     found = [f"{candidates(history)} of {trials} trials count"] if candidates(history) != trials else []
-    found += [f"trial {t.number} is {t.state}" for t in history.trials if t.state is not TrialState.COMPLETE]
+    known = (TrialState.COMPLETE, TrialState.INFEASIBLE)
+    found += [f"trial {t.number} is {t.state}" for t in history.trials if t.state not in known]
     own = Counter(t.config.key() for t in history.finished if t.repeats is None)
     found += [f"configuration {key} ran {n} times" for key, n in own.items() if n > 1]
     found += [f"trial {n} is unknown to Optuna" for n in sorted({t.number for t in history.trials} - told.keys())]

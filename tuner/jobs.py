@@ -32,7 +32,7 @@ STOP_S = 180
 POLL_S = 0.5
 RUN_IN_HOME = (
     'home="${{TUNER_HOME:-$HOME}}" && into="$home/mlruns/submitted/{study}" && mkdir -p "$into" '
-    '&& cp -R ./. "$into" && cd "$home" && exec python -m tuner run "mlruns/submitted/{study}/{name}"{options}'
+    '&& cp -R ./. "$into" && cd "$home" && exec python3 -m tuner run "mlruns/submitted/{study}/{name}"{options}'
 )
 OVER = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 

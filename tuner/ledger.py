@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -209,6 +209,13 @@ class History:
     trials: tuple[TrialRecord, ...]
     verifications: tuple[Verification, ...]
     notes: tuple[StudyNote, ...]
+
+    def after(self, line: TrialLine | StudyNote) -> History:
+        """Return what the ledger says with one more line."""
+        if isinstance(line, StudyNote):
+            return replace(self, notes=(*self.notes, line))
+        trials = {t.number: t for t in self.trials} | {line.record.number: line.record}
+        return replace(self, trials=tuple(trials[n] for n in sorted(trials)))
 
     @property
     def finished(self) -> tuple[TrialRecord, ...]:

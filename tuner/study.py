@@ -137,6 +137,8 @@ class StudyRun:
         if self._refusals >= REFUSALS_IN_A_ROW:
             text = f"the last {REFUSALS_IN_A_ROW} proposals were known or refused: nothing is left to try"
             ending = Ending("exhausted", text)
+        elif step.code == "budget" and (reason := self._rooms.proposer.end_of_search()) is not None:
+            ending = Ending("converged", reason)
         if saved := saving(self._history):
             self._note("compile_cache", saved.sentence)
         self._note(ending.code, ending.text)
@@ -227,9 +229,13 @@ class StudyRun:
             self._limits,
             self._left_s(),
             is_open=interrupted,
-            searched_all=self._refusals >= REFUSALS_IN_A_ROW and not interrupted,
+            searched_all=self._has_searched_all() and not interrupted,
             under_way=self._under_way(),
         )
+
+    def _has_searched_all(self) -> bool:
+        """Whether nothing is left to try, or nothing that is worth it."""
+        return self._refusals >= REFUSALS_IN_A_ROW or self._rooms.proposer.end_of_search() is not None
 
     def _front(self) -> tuple[int, ...]:
         return view(self._history, self._rooms.objectives).front if self._limits.rounds else ()
@@ -415,7 +421,7 @@ class StudyRun:
 
     def _write(self, line: TrialLine | StudyNote) -> None:
         self._ledger.append(line)
-        self._history = self._ledger.history()
+        self._history = self._history.after(line)
 
 
 def measure_plan(measure: Measure, salt: int, log_path: Path) -> MeasurePlan:

@@ -233,3 +233,14 @@ def test_any_configuration_and_evidence_survive(
     [read] = ledger.history().trials
     assert read == record
     assert read.config.key() == record.config.key()
+
+
+def test_one_line_more_is_what_reading_the_file_again_would_give(tmp_path: Path) -> None:
+    history = sample_history()
+    ledger = write_study(tmp_path, history, tables=False)
+    running = dataclasses.replace(history.trials[0], state=TrialState.RUNNING, number=99)
+    for line in (note("drift"), TrialLine(running), TrialLine(dataclasses.replace(running, engine_s=3.0))):
+        before = ledger.history()
+        ledger.append(line)
+
+        assert before.after(line) == ledger.history()

@@ -84,7 +84,7 @@ class RayEnginePool:
         if self._looked_s is None or now_s - self._looked_s > LOOK_EVERY_S or not self._places:
             self._looked_s = now_s
             self._look()
-        return [place.seat for place in self._places if place.seat is not None]
+        return [place.seat for place in self._places if place.seat is not None and place.room.is_there()]
 
     def first(self) -> RayTrialEngine:
         """Wait for one engine.

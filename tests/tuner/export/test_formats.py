@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import json
 import re
 import shutil
@@ -18,12 +17,12 @@ import jsonschema
 import pytest
 import yaml
 from export_samples import HOSTILE
+from schema_check import schema, unknown_fields, validate
 
 from tuner.export import FORMATS
 from tuner.export.arguments import command_line
 from tuner.export.deployment import Deployment
 
-SCHEMAS = Path(__file__).parents[2] / "data" / "schemas"
 CASES: dict[str, Callable[[Path], Deployment]] = {
     "plain": lambda _: export_samples.plain(),
     "hostile": lambda _: export_samples.hostile(),
@@ -43,16 +42,6 @@ def documents(kind: str, deployed: Deployment) -> list[Any]:
 
 
 @functools.cache
-def schema(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(gzip.decompress((SCHEMAS / f"{name}.json.gz").read_bytes()))
-    return loaded
-
-
-def validate(document: Any, name: str, draft: Any = jsonschema.Draft202012Validator) -> None:
-    """Raises for a document that does not keep the schema; the schema itself is taken as it was published."""
-    draft(schema(name)).validate(document)
-
-
 def expected_words(deployed: Deployment) -> list[str]:
     """Model and arguments that a container's `vllm serve` must receive."""
     if not deployed.model_is_folder:
@@ -244,17 +233,6 @@ def test_json_holds_the_command_and_every_value(deployed: Deployment) -> None:
 def test_no_format_forgets_a_variable(kind: str) -> None:
     for text in FORMATS[kind](export_samples.hostile()).values():
         assert "A_VARIABLE" in text
-
-
-def unknown_fields(value: Any, known: dict[str, Any], path: str = "") -> list[str]:
-    """Paths of mappings' keys that the schema does not name, where it names any: what an API server would drop."""
-    if isinstance(value, list):
-        return [p for i, item in enumerate(value) for p in unknown_fields(item, known.get("items", {}), f"{path}[{i}]")]
-    names = known.get("properties")
-    if not isinstance(value, dict) or not names:
-        return []
-    unknown = [f"{path}.{key}" for key in value if key not in names]
-    return unknown + [p for k, v in value.items() if k in names for p in unknown_fields(v, names[k], f"{path}.{k}")]
 
 
 def as_systemd_reads(command: str) -> list[str]:
