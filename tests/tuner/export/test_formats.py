@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shutil
@@ -41,7 +40,6 @@ def documents(kind: str, deployed: Deployment) -> list[Any]:
     return list(yaml.safe_load_all(text))
 
 
-@functools.cache
 def expected_words(deployed: Deployment) -> list[str]:
     """Model and arguments that a container's `vllm serve` must receive."""
     if not deployed.model_is_folder:
