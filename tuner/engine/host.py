@@ -24,7 +24,7 @@ from pathlib import Path
 
 from objectives.measurement import EngineFacts, Measurement, Stage
 from tuner.config import EngineConfig
-from tuner.engine.cores import take_share
+from tuner.engine.cores import bind_engine
 from tuner.engine.failures import stage_line
 from tuner.engine.nvml import Device, Nvml, open_nvml
 from tuner.engine.processes import (
@@ -88,7 +88,7 @@ class EngineHost:
 
     def __init__(self, driver: ProcessIdentity, driver_machine: str, cores: tuple[int, int] | None = None) -> None:
         if cores is not None:
-            take_share(*cores)
+            bind_engine(*cores)
         adopt_orphans()
         self._temp = _own_temp_folder()
         self._engine: VllmEngine | None = None
