@@ -141,6 +141,7 @@ def test_only_who_opens_the_loop_knows_it() -> None:
         "tuner/handover.py",
         "tuner/cli.py",
         "tuner/watching.py",
+        "tuner/quiet.py",
     }
 
 

@@ -83,6 +83,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--allow-different", action="store_true", help="go on though vLLM is another release")
     run.add_argument("--until", metavar="HH:MM", help="begin no trial that would not end by then")
 
+    attempt = add("try", _try, "have one configuration tried next, also while the study runs")
+    attempt.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set an engine argument")
+
     submit = add("submit", _submit, "run the study as a job on a Ray cluster, or attach to the job that does")
     submit.add_argument("--address", metavar="URL", help=ADDRESS_HELP)
     submit.add_argument("--detach", action="store_true", help="do not wait for it and show what it prints")
@@ -313,6 +316,13 @@ def _stop(call: argparse.Namespace) -> int:
     server = JobServer(call.address)
     job = server.job(call.job)
     print(f"{job.id}: {server.stop(job)}")
+    return 0
+
+
+def _try(call: argparse.Namespace) -> int:
+    from tuner.injection import inject
+
+    print(inject(call.study, call.set))
     return 0
 
 

@@ -158,7 +158,7 @@ def memory(study: str, changes: Sequence[str]) -> tuple[MemoryPrediction, str]:
     from tuner.opening import base_config, machine_of, memory_predictor
 
     file = read(find(study))
-    parsed = dict(_change(text) for text in changes)
+    parsed = argument_changes(changes)
     config = base_config(file).with_args(parsed)
     folder = StudyFolder.of(file.spec.study)
     prediction = memory_predictor(file, machine_of(file), folder.ledger.history)(config)
@@ -169,13 +169,23 @@ def memory(study: str, changes: Sequence[str]) -> tuple[MemoryPrediction, str]:
     return prediction, "".join(f"{name}={value} " for name, value in parsed.items())
 
 
-def _change(text: str) -> tuple[str, Any]:
-    name, sign, value = text.partition("=")
-    if not sign:
-        raise UsageError(f"--set {text}: write it as KEY=VALUE, such as max_num_seqs=64")
-    if problem := argument_problem(name, engine_argument_names()):
-        raise UsageError(f"--set {text}: {problem}")
-    return name, yaml.safe_load(value)
+def argument_changes(texts: Sequence[str]) -> dict[str, Any]:
+    """Read what `--set` is given: `KEY=VALUE` of engine arguments, the value as YAML.
+
+    Raises
+    ------
+    UsageError
+        For anything else, or an argument that vLLM does not have.
+    """
+    changes = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise UsageError(f"--set {text}: write it as KEY=VALUE, such as max_num_seqs=64")
+        if problem := argument_problem(name, engine_argument_names()):
+            raise UsageError(f"--set {text}: {problem}")
+        changes[name] = yaml.safe_load(value)
+    return changes
 
 
 # run, status --------------------------------------------------------------------------------------------------------

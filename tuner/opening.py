@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from objectives.constraints import Constraint
+from tuner.chooser import Foresight
 from tuner.config import EngineConfig
 from tuner.engine.accelerators import accelerator_type_of, gpus_here
 from tuner.engine.config_check import ConfigChecker, Refused
@@ -26,6 +27,7 @@ from tuner.ledger import History
 from tuner.memory_model import MeasuredMemory, MemoryPrediction, predict
 from tuner.model_files import config_folder, config_json, context_tokens, vocabulary, weight_bytes
 from tuner.proposer import Proposer
+from tuner.quiet import Considerate, needs_quiet
 from tuner.recipes import Skipped, applicable
 from tuner.storage import storage_of
 from tuner.study import Listener, Rooms
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from tuner.engine.ray_pool import RayEnginePool
     from tuner.engine.twin.devices import DeviceSpec
     from tuner.engine.twin.engine import TwinEngine
+    from tuner.twin_helper import TwinHelper
 
 RATIO_UNITS = frozenset({"s", "tokens/s"})
 """Units of objectives that are never 0, so that the sampler can be told their logarithm."""
@@ -279,13 +282,21 @@ def make_twin(file: StudyFile, device: DeviceSpec, memory: ForMemory) -> TwinEng
     return TwinEngine(device, model, oracle(memory))
 
 
-def proposer_of(file: StudyFile, folder: StudyFolder, gate: Gate | None = None) -> Proposer:
+def proposer_of(
+    file: StudyFile,
+    folder: StudyFolder,
+    gate: Gate | None = None,
+    twin: TwinHelper | None = None,
+    noted: Callable[[str], None] = lambda _: None,
+) -> Proposer:
     """Return what proposes a study's trials, with all that it was told so far.
 
     Parameters
     ----------
     gate:
         What it refuses is not proposed; without one, nothing is known of a configuration before it runs.
+    twin:
+        Predicts the objectives of configurations, for the proposals to learn from.
     """
     base = base_config(file)
 
@@ -301,6 +312,8 @@ def proposer_of(file: StudyFile, folder: StudyFolder, gate: Gate | None = None) 
         constraints=[str(Constraint.parse(text)) for text in file.spec.constraints],
         objectives=[(o.unit in RATIO_UNITS, 1 if o.direction == "minimize" else -1) for o in objectives_of(file)],
         admits=admits,
+        foresight=Foresight(twin, ahead=True) if twin else None,
+        noted=noted,
     )
 
 
@@ -321,6 +334,8 @@ def opened(
         When the study cannot run: the file does not match what was begun, the store cannot be written, another process
         runs it, or the machine is not what it asks for.
     """
+    from tuner.twin_helper import twin_of
+
     folder = StudyFolder.of(file.spec.study, store)
     with ExitStack() as stack:
         folder.prepare()
@@ -351,7 +366,12 @@ def opened(
             num_gpus=file.spec.resources.gpus_per_engine,
         )
         objectives = objectives_of(file)
-        proposer = proposer_of(file, folder, gate)
+        twin = twin_of(file, store, listener.noted)
+        if twin is not None:
+            stack.callback(twin.close)
+        proposer = proposer_of(file, folder, gate, twin, listener.noted)
+        if twin is not None and needs_quiet(file):
+            listener = Considerate(listener, proposer.rest_predictions)
         if not first_sources(file) <= proposer.sources():
             queue_first_trials(file, proposer, built.workload, listener, defaults(file, checker))
         pool = make_pool(file, folder, memory)

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tuner.design import design_points
+from tuner.chooser import FOLLOWS, GAIN, Choice, Chooser, Foresight, end_of_search
 from tuner.errors import StoreError
-from tuner.guidance import Guidance, Predict
 from tuner.search.border import Admits
-from tuner.search.coordinates import Array, Coordinates, keys
+from tuner.search.coordinates import Array
 from tuner.search.encoding import MOST_WHOLE_NUMBERS, decode, encode
-from tuner.search.suggest import Past, Suggestion, suggest
+from tuner.search.suggest import Past
 from tuner.space import Parameter, Space, Value
 from tuner.spec import Search
 
@@ -38,8 +37,6 @@ LOCKED_S = 120.0
 """So long another process may hold the storage: a backup of a large one takes a minute."""
 STARTS = "starts"
 """Name of Optuna's constraint for everything that keeps an engine from running: memory, or arguments vLLM refuses."""
-MOST_DESIGN_POINTS = 512
-"""So many points of the design are looked at for one that may be tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +85,8 @@ class Proposer:
     admits:
         What is known of a configuration without an engine: what is not admitted is neither a point of the design nor
         proposed by the model.
-    predict:
-        Predicts objectives, in their own units, for a model that learns how measured ones differ; `None` without.
-    predict_ahead:
-        Whether predictions are made in the background, while trials run.
+    foresight:
+        Predictions, of which a model learns how measured objectives differ.
     noted:
         Told, in a sentence, when predictions are no longer followed, or are again.
     """
@@ -106,8 +101,7 @@ class Proposer:
         constraints: Sequence[str],
         objectives: Sequence[tuple[bool, int]],
         admits: Admits = lambda _: 0.0,
-        predict: Predict | None = None,
-        predict_ahead: bool = False,
+        foresight: Foresight | None = None,
         noted: Callable[[str], None] = lambda _: None,
     ) -> None:
         import optuna
@@ -117,15 +111,14 @@ class Proposer:
         self._search = search
         self._constraints = tuple(constraints)
         self._objectives = tuple(objectives)
-        self._admits = admits
-        self._coordinates = Coordinates(space)
-        self._noted = noted
-        self._guidance = (
-            Guidance(
-                self._coordinates, predict, self._modelled, len(self._objectives), search.seed, ahead=predict_ahead
-            )
-            if predict is not None and search.sampler == "gp"
-            else None
+        self._chooser = Chooser(
+            space,
+            search,
+            objectives=len(objectives),
+            model=self._modelled,
+            admits=admits,
+            foresight=foresight,
+            noted=noted,
         )
         self._lock = threading.RLock()
         self._distributions = {name: _distribution(parameter) for name, parameter in space.items()}
@@ -136,21 +129,32 @@ class Proposer:
             load_if_exists=True,
         )
 
-    def enqueue(self, source: str, changes: Mapping[str, Value], place: Mapping[str, Value] | None = None) -> None:
-        """Queue a configuration to be proposed before anything else, in order.
+    def enqueue(self, source: str, changes: Mapping[str, Value], place: Mapping[str, Value] | None = None) -> bool:
+        """Queue a configuration to be proposed before anything else, in order; return whether the space has it.
 
         Parameters
         ----------
         place:
             Its coordinates where they are more than `changes`: vLLM's defaults for what it does not set.
         """
+        return self._queue(source, changes, {}, place)
+
+    def _queue(
+        self,
+        source: str,
+        changes: Mapping[str, Value],
+        attributes: Mapping[str, object],
+        place: Mapping[str, Value] | None = None,
+    ) -> bool:
         where = {**(place or {}), **changes}
         in_space = all(name in where and self._space[name].contains(where[name]) for name in self._space)
         in_space = in_space and all(name in self._space for name in changes)
         fixed = {name: encode(self._space[name], where[name]) for name in self._space} if in_space else {}
         self._study.enqueue_trial(
-            fixed, user_attrs={"source": source, "changes": json.dumps(dict(changes)), "in_space": in_space}
+            fixed,
+            user_attrs={"source": source, "changes": json.dumps(dict(changes)), "in_space": in_space, **attributes},
         )
+        return in_space
 
     def enqueue_repeat(self, source: str, changes: Mapping[str, Value], repeats: int) -> None:
         """Queue a further measurement of the configuration of trial `repeats`; nothing of it is told to the sampler."""
@@ -164,6 +168,14 @@ class Proposer:
         if not any(t.state.name == "WAITING" and t.user_attrs == attributes for t in trials):
             self._study.enqueue_trial(trials[number].params, user_attrs=attributes)
 
+    def queued(self) -> list[Mapping[str, Value]]:
+        """Configurations that are queued and were not proposed yet."""
+        return [
+            json.loads(t.user_attrs["changes"])
+            for t in self._study.get_trials(deepcopy=False)
+            if t.state.name == "WAITING"
+        ]
+
     def has_queued(self) -> bool:
         """Whether something is queued that was not proposed yet."""
         return any(t.state.name == "WAITING" for t in self._study.get_trials(deepcopy=False))
@@ -176,8 +188,8 @@ class Proposer:
         """
         with self._lock:
             history = self._study.get_trials(deepcopy=False)
-            if not any(t.state.name == "WAITING" for t in history) and (found := self._found(history)) is not None:
-                self.enqueue(*found)
+            if not any(t.state.name == "WAITING" for t in history) and (choice := self._choice(history)) is not None:
+                self._queue(choice.source, choice.changes, choice.attributes)
                 history = self._study.get_trials(deepcopy=False)
             waiting = next((t for t in history if t.state.name == "WAITING"), None)
             in_space = waiting is None or bool(waiting.user_attrs["in_space"])
@@ -188,55 +200,28 @@ class Proposer:
                 trial = self._study.ask(fixed_distributions=self._distributions if in_space else None)
             if waiting is None:
                 self._describe(trial, "sampler", {n: decode(self._space[n], v) for n, v in trial.params.items()})
-            self._look_ahead()
+            self._chooser.look_ahead(self._past(self._study.get_trials(deepcopy=False)))
             return _proposal(trial)
 
-    def _look_ahead(self) -> None:
-        """Have predicted, while a trial runs, what the next proposal will need if that trial is measured."""
-        if self._guidance is not None:
-            past = self._past(self._study.get_trials(deepcopy=False))
-            self._guidance.prepare(past.measured + 1, np.vstack([past.positions, past.pending]))
+    def _choice(self, history: Sequence[optuna.trial.FrozenTrial]) -> Choice | None:
+        followed = next((t.user_attrs[FOLLOWS] for t in reversed(history) if FOLLOWS in t.user_attrs), True)
+        seed = _seed(self._search.seed, len(history))
+        return self._chooser.choose(self._past(history), seed, followed=bool(followed))
 
     def rest_predictions(self, *, now: bool) -> None:
         """Predict nothing in the background for now: something is measured that must not be disturbed."""
-        if self._guidance is not None:
-            self._guidance.rest(now=now)
+        self._chooser.rest(now=now)
 
-    def _found(self, history: Sequence[optuna.trial.FrozenTrial]) -> tuple[str, dict[str, Value]] | None:
-        """Return what the design or the model wants tried and why; `None` leaves it to one of Optuna's samplers."""
-        begun = sum(t.state.name in ("COMPLETE", "RUNNING") and t.user_attrs.get("in_space", False) for t in history)
-        if begun >= self._search.startup_trials:
-            if self._search.sampler != "gp":
-                return None
-            found = self._suggested(history)
-            if found is not None:
-                return "sampler", dict(found.changes)
-        point = self._design_point(history)
-        return None if point is None else ("design", point)
-
-    def _suggested(self, history: Sequence[optuna.trial.FrozenTrial]) -> Suggestion | None:
-        past, seed = self._past(history), _seed(self._search.seed, len(history))
-        if self._guidance is None:
-            return suggest(past, self._coordinates, seed, self._admits)
-        guide, predicted = self._guidance.at(past.measured, past.positions)
-        return suggest(past, self._coordinates, seed, self._admits, guide, predicted)
+    def end_of_search(self) -> str | None:
+        """Say why nothing more is worth a trial; `None` while something may be, or where the study does not ask."""
+        trials = self._study.get_trials(deepcopy=False)
+        gains = [t.user_attrs[GAIN] for t in trials if GAIN in t.user_attrs]
+        return end_of_search(gains, self._search.stop_when_gain_below)
 
     def _describe(self, trial: optuna.Trial, source: str, changes: Mapping[str, Value]) -> None:
         trial.set_user_attr("source", source)
         trial.set_user_attr("changes", json.dumps(dict(changes)))
         trial.set_user_attr("in_space", True)
-
-    def _design_point(self, history: Sequence[optuna.trial.FrozenTrial]) -> dict[str, Value] | None:
-        """Return the first point of a sequence that fills the space evenly which is admitted and was never proposed."""
-        past = self._past(history)
-        seen = set(keys(past.everything))
-        for count in (16, 64, MOST_DESIGN_POINTS):
-            for point in design_points(self._space, count, self._search.seed):
-                [key] = keys(self._coordinates.position(point)[None, :])
-                if key not in seen and self._admits(point) <= 0:
-                    return point
-                seen.add(key)
-        return None
 
     def _past(self, history: Sequence[optuna.trial.FrozenTrial]) -> Past:
         """Return the trials that have a place in the space, as arrays."""
@@ -254,7 +239,7 @@ class Proposer:
 
     def _positions(self, trials: Sequence[optuna.trial.FrozenTrial]) -> Array:
         decoded = [{n: decode(self._space[n], v) for n, v in t.params.items()} for t in trials]
-        return _rows([self._coordinates.position(changes) for changes in decoded], len(self._space))
+        return _rows([self._chooser.coordinates.position(changes) for changes in decoded], len(self._space))
 
     def _violations(self, trial: optuna.trial.FrozenTrial) -> list[float]:
         """Return the violations of a trial that was told; of one that could not run only the first is known."""

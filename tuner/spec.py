@@ -159,6 +159,18 @@ class Search(Section):
         description="Who proposes after the first trials: `gp`, the tuner's own Gaussian process; `tpe` and `random` "
         "are Optuna's.",
     )
+    twin: bool = Field(
+        default=True,
+        description="Whether the twin's predictions guide `gp`, where the model's config.json and the device are "
+        "known. It learns how measured values differ from them, and goes without where that tells trials better.",
+    )
+    stop_when_gain_below: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="End the study when three proposals in a row are expected to grow the front's hypervolume by less "
+        "than this share (on a logarithmic scale of times); left out: never. 0.002 is about what 5% noise can show.",
+    )
     startup_trials: int = Field(
         default=6, ge=1, description="Trials from a space-filling design before the sampler takes over."
     )

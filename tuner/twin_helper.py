@@ -23,6 +23,7 @@ from tuner.engine.twin.engine import TwinEngine
 from tuner.errors import EngineUnsupportedError, TunerError
 from tuner.judge import judge, objectives_of, user_metrics
 from tuner.ledger import History
+from tuner.model_files import config_folder
 from tuner.opening import base_config, build_workload, make_twin, memory_predictor, planned_machine
 from tuner.space import Value
 from tuner.study_file import StudyFile, read
@@ -103,6 +104,14 @@ class TwinHelper:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+
+def twin_of(file: StudyFile, store: Path, noted: Callable[[str], None]) -> TwinHelper | None:
+    """Return what predicts a study's objectives while it runs; `None` where nothing is to be predicted."""
+    wanted = file.spec.search.twin and file.spec.search.sampler == "gp" and file.spec.engine.backend == "vllm"
+    if not wanted or config_folder(file) is None:
+        return None
+    return TwinHelper(file, store, StudyFolder.of(file.spec.study, store).path / "twin.log", noted)
 
 
 class _Oracle:

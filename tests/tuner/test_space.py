@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tuner.design import design_points, value_at
-from tuner.proposer import _decode, _distribution, _encode
+from tuner.proposer import _distribution
+from tuner.search.encoding import decode, encode
 from tuner.space import Parameter, argument_problem, describe, engine_argument_names
 
 NUMBERS = st.integers(-1000, 1000) | st.floats(-1000, 1000, allow_nan=False)
@@ -50,11 +51,11 @@ def _distinct(choices: list[Any]) -> bool:
 @given(parameters(), st.floats(0, 1, exclude_max=True))
 def test_every_position_is_a_value_of_the_parameter_that_survives_optuna(parameter: Parameter, position: float) -> None:
     value = value_at(parameter, position)
-    encoded = _encode(parameter, value)
+    encoded = encode(parameter, value)
 
     assert parameter.contains(value)
     assert _distribution(parameter)._contains(_distribution(parameter).to_internal_repr(encoded))
-    assert parameter.contains(_decode(parameter, encoded))
+    assert parameter.contains(decode(parameter, encoded))
 
 
 @given(parameters())
@@ -80,7 +81,7 @@ def test_range_that_its_step_does_not_divide_ends_at_the_last_step() -> None:
     parameter = Parameter(low=64, high=100, step=16)
 
     assert parameter.cardinality == 3
-    assert [_decode(parameter, k) for k in range(3)] == [64, 80, 96]
+    assert [decode(parameter, k) for k in range(3)] == [64, 80, 96]
     assert not parameter.contains(100)
 
 

@@ -49,14 +49,12 @@ class Observed:
     @property
     def measured(self) -> NDArray[np.bool_]:
         """Which trials have values."""
-        finite: NDArray[np.bool_] = np.isfinite(self.values).all(axis=1)
-        return finite
+        return np.asarray(np.isfinite(self.values).all(axis=1))
 
     @property
     def feasible(self) -> NDArray[np.bool_]:
         """Which trials have values and violate nothing."""
-        holds: NDArray[np.bool_] = (self.violations <= 0).all(axis=1)
-        return self.measured & holds
+        return self.measured & np.asarray((self.violations <= 0).all(axis=1))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tuner.chooser import Chooser, Foresight, end_of_search
+from tuner.search.coordinates import Coordinates
+from tuner.search.suggest import Past
+from tuner.space import Parameter
+from tuner.spec import Search
+
+SPACE = {
+    "max_num_seqs": Parameter(low=1, high=512, log=True),
+    "max_num_batched_tokens": Parameter(low=256, high=16384, log=True),
+    "block_size": Parameter(choices=(16, 32, 64, 128)),
+    "async_scheduling": Parameter(choices=(True, False)),
+}
+COORDINATES = Coordinates(SPACE)
+
+
+def times(c: Mapping[str, Any]) -> tuple[float, float]:
+    """Made-up TTFT and TPOT; block_size and async_scheduling matter too."""
+    ttft = 2000 / c["max_num_batched_tokens"] + 30 / c["max_num_seqs"] + c["block_size"] / 200
+    return ttft, (0.01 + c["max_num_seqs"] / 5000) * (1.0 if c["async_scheduling"] else 1.2)
+
+
+def twin(configurations: Sequence[Mapping[str, Any]], _: int) -> list[Sequence[float] | None]:
+    return [[1.4 * t for t in times(c)] for c in configurations]
+
+
+def contrary(configurations: Sequence[Mapping[str, Any]], _: int) -> list[Sequence[float] | None]:
+    """What it calls fast is slow, by far."""
+    return [[t**-3 for t in times(c)] for c in configurations]
+
+
+def chooser(notes: list[str], foresight: Foresight | None = None, **search: Any) -> Chooser:
+    return Chooser(
+        SPACE,
+        Search(**{"startup_trials": 3, **search}),
+        objectives=2,
+        model=lambda values: [math.log(v) for v in values],
+        admits=lambda c: c["max_num_batched_tokens"] / 8192 - 1,
+        foresight=foresight,
+        noted=notes.append,
+    )
+
+
+def past_of(tried: Sequence[Mapping[str, Any]]) -> Past:
+    count, empty = len(tried), np.empty((0, len(SPACE)))
+    return Past(
+        positions=np.array([COORDINATES.position(c) for c in tried]).reshape(count, len(SPACE)),
+        values=np.log(np.array([times(c) for c in tried])).reshape(count, 2),
+        violations=np.full((count, 1), -0.5),
+        widths=np.full((count, 2), np.nan),
+        pending=empty,
+        closed=empty,
+    )
+
+
+def play(plays: Chooser, trials: int) -> list[Mapping[str, Any]]:
+    tried: list[Mapping[str, Any]] = []
+    for number in range(trials):
+        choice = plays.choose(past_of(tried), number, followed=True)
+        assert choice is not None
+        assert choice.source == ("design" if number < 3 else "sampler")
+        tried.append(choice.changes)
+    return tried
+
+
+def test_design_and_model_keep_to_what_is_admitted_and_repeat_nothing() -> None:
+    tried = play(chooser([]), 10)
+
+    assert all(c["max_num_batched_tokens"] <= 8192 for c in tried)
+    assert len({str(sorted(c.items())) for c in tried}) == 10
+
+
+def test_other_samplers_get_their_say_after_the_design() -> None:
+    assert chooser([], sampler="tpe").choose(past_of(play(chooser([]), 3)), 0, followed=True) is None
+
+
+def test_right_twin_finds_good_trials_at_once() -> None:
+    guided, alone = (play(chooser([], foresight), 8)[3:] for foresight in (Foresight(twin), None))
+
+    assert sum(c["async_scheduling"] and c["block_size"] == 16 for c in guided) >= 4
+    assert sum(c["async_scheduling"] and c["block_size"] == 16 for c in guided) >= sum(
+        c["async_scheduling"] and c["block_size"] == 16 for c in alone
+    )
+
+
+def test_twin_that_misleads_is_not_followed_and_that_is_said_once() -> None:
+    notes: list[str] = []
+    misled = chooser(notes, Foresight(contrary))
+    past = past_of(play(chooser([]), 10))
+
+    first = misled.choose(past, 0, followed=True)
+    assert first is not None
+    second = misled.choose(past, 1, followed=bool(first.attributes["follows_twin"]))
+
+    assert second is not None
+    assert first.attributes["follows_twin"] is second.attributes["follows_twin"] is False
+    assert len(notes) == 1
+    assert "not followed" in notes[0]
+
+
+def test_twin_that_became_right_is_followed_again_and_that_is_said() -> None:
+    notes: list[str] = []
+
+    choice = chooser(notes, Foresight(twin)).choose(past_of(play(chooser([]), 10)), 0, followed=False)
+
+    assert choice is not None
+    assert choice.attributes["follows_twin"] is True
+    assert "followed again" in notes[0]
+
+
+def test_search_ends_when_three_choices_in_a_row_promise_too_little() -> None:
+    assert end_of_search([0.2, 0.001, 0.001], 0.002) is None
+    assert end_of_search([0.001, 0.001], 0.002) is None
+    assert end_of_search([0.2, 0.001, 0.0015, 0.001], None) is None
+    assert "0.20%" in (end_of_search([0.2, 0.001, 0.0015, 0.001], 0.002) or "")

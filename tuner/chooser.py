@@ -1,0 +1,151 @@
+"""Who decides what is tried after the queue: the design first, then the model of the trials, guided by predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tuner.design import design_points
+from tuner.guidance import Guidance, Predict
+from tuner.search.border import Admits
+from tuner.search.coordinates import Coordinates, keys
+from tuner.search.suggest import Past, Suggestion, suggest
+from tuner.space import Space, Value
+from tuner.spec import Search
+
+GAIN, FOLLOWS = "gain", "follows_twin"
+"""Attributes of a choice: by how much the front is expected to grow, and whether predictions had a say."""
+PATIENCE = 3
+"""So many choices in a row that promise too little end a search."""
+MOST_DESIGN_POINTS = 256
+"""So many points of the design are looked at for one that may be tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is to be tried, who says so, and what is to be remembered of why."""
+
+    source: str
+    changes: Mapping[str, Value]
+    attributes: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """Predictions for a chooser.
+
+    Parameters
+    ----------
+    predict:
+        Predicts objectives in their own units.
+    ahead:
+        Whether it is asked in the background, while trials run.
+    """
+
+    predict: Predict
+    ahead: bool = False
+
+
+class Chooser:
+    """Chooses by what is past; the same past gives the same choice.
+
+    Parameters
+    ----------
+    model:
+        From objectives in their own units to the scale that `Past` has them on.
+    admits:
+        What is known of a configuration without an engine.
+    noted:
+        Told, in a sentence, when predictions are no longer followed, or are again.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        search: Search,
+        *,
+        objectives: int,
+        model: Callable[[Sequence[float]], Sequence[float]],
+        admits: Admits,
+        foresight: Foresight | None,
+        noted: Callable[[str], None],
+    ) -> None:
+        self.coordinates = Coordinates(space)
+        self._space = space
+        self._search = search
+        self._admits = admits
+        self._noted = noted
+        self._guidance: Guidance | None = None
+        if foresight is not None and search.sampler == "gp":
+            self._guidance = Guidance(
+                self.coordinates, foresight.predict, model, objectives, search.seed, ahead=foresight.ahead
+            )
+
+    def choose(self, past: Past, seed: int, *, followed: bool) -> Choice | None:
+        """Return what the design or the model wants tried; `None` leaves it to another sampler.
+
+        Parameters
+        ----------
+        followed:
+            Whether the latest choice of the model followed the predictions; `True` before the first.
+        """
+        if len(past.positions) + len(past.pending) >= self._search.startup_trials:
+            if self._search.sampler != "gp":
+                return None
+            found = self._suggested(past, seed, followed=followed)
+            if found is not None:
+                return Choice("sampler", found.changes, {GAIN: found.gain, FOLLOWS: found.follows_guide})
+        point = self._design_point(past)
+        return None if point is None else Choice("design", point)
+
+    def _suggested(self, past: Past, seed: int, *, followed: bool) -> Suggestion | None:
+        if self._guidance is None:
+            return suggest(past, self.coordinates, seed, self._admits)
+        guide, predicted = self._guidance.at(past.measured, past.positions)
+        found = suggest(past, self.coordinates, seed, self._admits, guide, predicted)
+        if guide is not None and found is not None and found.follows_guide != followed:
+            outcome = "better: they are followed again" if found.follows_guide else "worse: they are not followed"
+            self._noted(f"left-out trials are told with the twin's predictions {outcome}")
+        return found
+
+    def _design_point(self, past: Past) -> dict[str, Value] | None:
+        """Return the first point of a sequence that fills the space evenly which is admitted and was never proposed."""
+        seen = set(keys(past.everything))
+        for count in (16, 64, MOST_DESIGN_POINTS):
+            for point in design_points(self._space, count, self._search.seed):
+                [key] = keys(self.coordinates.position(point)[None, :])
+                if key not in seen and self._admits(point) <= 0:
+                    return point
+                seen.add(key)
+        return None
+
+    def look_ahead(self, past: Past) -> None:
+        """Have predicted, while a trial runs, what the next choice will need if that trial is measured."""
+        if self._guidance is not None:
+            self._guidance.prepare(past.measured + 1, np.vstack([past.positions, past.pending]))
+
+    def rest(self, *, now: bool) -> None:
+        """Predict nothing in the background for now: something is measured that must not be disturbed."""
+        if self._guidance is not None:
+            self._guidance.rest(now=now)
+
+
+def end_of_search(gains: Sequence[float], limit: float | None) -> str | None:
+    """Say why nothing more is worth a trial; `None` while something may be, or without a limit.
+
+    Parameters
+    ----------
+    gains:
+        What the choices of the model promised, in order.
+    limit:
+        The least share by which the hypervolume must be expected to grow.
+    """
+    latest = gains[-PATIENCE:]
+    if limit is None or len(latest) < PATIENCE or max(latest) >= limit:
+        return None
+    return (
+        f"the last {PATIENCE} proposals were each expected to grow the hypervolume by less than {limit:.2%}, the "
+        f"latest by {latest[-1]:.3%} (search.stop_when_gain_below)"
+    )
