@@ -70,7 +70,8 @@ def main() -> None:
     correlation = covariance[0, 1] / (one * other) if one and other else 0.0
     print(f"noise of one run, from {groups} configurations measured again ({freedom} degrees of freedom): "
           f"TTFT p95 {one:.1%}, TPOT p95 {other:.1%}, correlation {correlation:+.2f}\n")  # fmt: skip
-    _on_the_twin(covariance, options.twin_repetitions, options.seed)
+    for rounds in options.twin_rounds:
+        _on_the_twin(covariance, rounds, options.twin_repetitions, options.seed)
     _by_judges(covariance, options)
 
 
@@ -81,6 +82,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, nargs="+", default=[3, DEFAULT_ROUNDS, 8])
     parser.add_argument("--repetitions", type=int, default=1000)
     parser.add_argument("--twin-repetitions", type=int, default=20)
+    parser.add_argument("--twin-rounds", type=int, nargs="+", default=[DEFAULT_ROUNDS, 8])
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -177,13 +179,13 @@ def _disturbed(record: RequestRecord, ttft: float, tpot: float) -> RequestRecord
     )
 
 
-def _on_the_twin(covariance: Array, repetitions: int, seed: int) -> None:
+def _on_the_twin(covariance: Array, rounds: int, repetitions: int, seed: int) -> None:
     file = read(STUDY)
     workload = build_workload(file).workload
     twin = TwinEngine(find_device("cpu"), Path(file.model))
     defaults = base_config(file).with_args({"kv_cache_memory_bytes": KV_BYTES})
     better = EngineConfig(defaults.args, {**defaults.env, "PLANTED": "1"})
-    print(f"tuner.verify.verify on the twin, {DEFAULT_ROUNDS} rounds, {repetitions} repetitions")
+    print(f"tuner.verify.verify on the twin, {rounds} rounds, {repetitions} repetitions")
     for what, pick in (("default against default", defaults), (f"planted {IMPROVED - 1:+.0%}", better)):
         verdicts: list[list[str]] = []
         for number in range(repetitions):
@@ -195,7 +197,7 @@ def _on_the_twin(covariance: Array, repetitions: int, seed: int) -> None:
                 workload,
                 MeasurePlan(),
                 number=1,
-                rounds=DEFAULT_ROUNDS,
+                rounds=rounds,
                 objectives=OBJECTIVES,
                 score=lambda m: judge(file, m, workload, None, {}),
                 progress=lambda _: None,

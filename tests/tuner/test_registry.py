@@ -112,7 +112,7 @@ def test_the_same_trial_again_has_no_second_version_and_takes_the_alias_back(reg
     assert (first.version, other.version, again.version) == ("1", "2", "1")
     assert (other.created, again.created) == (True, False)
     assert len(registry.versions()) == 2
-    assert registry.client.get_model_version_by_alias(NAME, ALIAS).version == "1"
+    assert str(registry.client.get_model_version_by_alias(NAME, ALIAS).version) == "1"
 
 
 def test_a_version_says_where_it_comes_from_and_what_was_measured(registry: Registry) -> None:

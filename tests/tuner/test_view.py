@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from study_samples import sample_history
+from study_samples import sample_history, sample_verification
 
 from objectives import pareto
 from objectives.measurement import Failure, FailureKind, Stage
@@ -147,3 +147,32 @@ def test_members_of_the_front_that_the_noise_does_not_tell_apart_are_named_in_pa
     assert nothing.same_within_noise == ()
     assert replace(study, noise={}).same_within_noise == ()
     assert front_document(everything)["same_within_noise"] == [list(pair) for pair in everything.same_within_noise]
+
+
+def test_a_trial_is_verified_while_its_latest_verification_found_it_better() -> None:
+    found = sample_verification(1)
+    no_better = replace(found, verdict={"ttft_p95_s": "no difference", "tpot_p95_s": "worse"})
+
+    once = view(replace(sample_history(), verifications=(found,)), OBJECTIVES)
+    undone = view(replace(sample_history(), verifications=(found, no_better)), OBJECTIVES)
+
+    assert once.is_verified(1)
+    assert not once.is_verified(2)
+    assert not undone.is_verified(1)
+    assert undone.verification(1) == no_better
+
+
+def test_the_defaults_are_verified_by_being_the_defaults_again() -> None:
+    against_themselves = replace(sample_verification(0), verdict={"ttft_p95_s": "no difference"})
+
+    assert view(replace(sample_history(), verifications=(against_themselves,)), OBJECTIVES).is_verified(0)
+
+
+def test_the_front_document_says_what_is_verified() -> None:
+    study = view(replace(sample_history(), verifications=(sample_verification(1),)), OBJECTIVES)
+
+    trials = json.loads(json.dumps(front_document(study)))["trials"]
+
+    assert [t["number"] for t in trials if t["verified"]] == [1]
+    assert trials[1]["verification"]["verdict"]["ttft_p95_s"] == "better"
+    assert trials[2]["verification"] is None
