@@ -64,7 +64,7 @@ REAL: dict[str, Any] = {
     },
     "workload": {
         "kind": "long_documents",
-        "prompt_tokens": {"128": 8, "512": 4},
+        "prompt_tokens": {"128": 4, "512": 2},
         "output_tokens": 16,
         "arrivals": {"kind": "poisson", "rate_per_s": 4},
         "seed": 1,
@@ -72,7 +72,12 @@ REAL: dict[str, Any] = {
     "space": {"max_num_seqs": [1, 4, 16]},
     "budget": {"trials": 2},
     "noise": {"aa_runs": 0, "sentinel_every": 0},
-    "measure": {"start_budget_s": 60, "run_budget_s": 60, "speed_change_limit": 3.0},
+    "measure": {
+        "start_budget_s": 60,
+        "run_budget_s": 30,
+        "speed_probe": False,
+        "min_requests": 6,
+    },
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from tuner.errors import StudyBusyError, StudyStoppedError, TunerError, UsageError
+from tuner.errors import StoreError, StudyBusyError, StudyStoppedError, TunerError, UsageError
 from tuner.journal import Journal
 from tuner.judge import objectives_of
 from tuner.ledger import History, TrialRecord
@@ -96,7 +96,7 @@ def served(watch: Watch, trials: int | None, deadline: Deadline | None) -> Itera
             try:
                 exporter = Exporter(port, watch.file.spec.study, watch.folder.ledger.history, objectives_of(watch.file))
             except OSError as error:
-                watch.noted(f"prometheus.port {port} on {HOST} cannot be had ({error.strerror}); nothing is served there")
+                watch.noted(f"prometheus.port: {HOST}:{port} cannot be had ({error.strerror}); nothing is served there")
             else:
                 stack.callback(exporter.close)
         yield
@@ -106,6 +106,11 @@ def _tell(watch: Watch, ending: Ending, began_s: float) -> None:
     seconds = time.monotonic() - began_s
     watch.journal.write("run_ended", ending=ending.code, text=ending.text, duration_s=round(seconds, 1))
     if watch.file.spec.notify.command or watch.file.spec.notify.url:
-        study = view(watch.folder.ledger.history(), objectives_of(watch.file))
+        try:
+            history = watch.folder.ledger.history()
+        except StoreError as error:
+            watch.noted(f"nobody is notified: {error}")
+            return
+        study = view(history, objectives_of(watch.file))
         document = summary(study, code=ending.code, text=ending.text, hours=seconds / 3600)
         notify(watch.file.spec.notify, document, watch.file.spec.engine.env, watch.noted)
