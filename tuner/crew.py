@@ -108,14 +108,15 @@ class Crew:
         return [seat for seat in self._pool.seats() if self._failures.get(seat, 0) < FAILURES_IN_A_ROW]
 
     def place_for(self, job: Job) -> Seat | None:
-        """Find a seat for a trial that waits; another than it failed on where there is one."""
+        """Find a seat for a trial that waits; after a failure of the machine another, where there is one at all."""
         free = self._free()
+        if job.attempts and job.attempts[-1].failure is not None and any(s is not job.seat for s in self.seats):
+            free = [seat for seat in free if seat is not job.seat]
         if job.alone:
             quiet = [seat for seat in free if not self._busy_on(seat.machine)]
             return quiet[0] if quiet else None
         held = self._held_machines()
-        open_seats = [seat for seat in free if seat.machine not in held]
-        return next((s for s in open_seats if s is not job.seat), open_seats[0] if open_seats else None)
+        return next((seat for seat in free if seat.machine not in held), None)
 
     def has_place(self, waiting: Sequence[Job]) -> bool:
         """Whether a further trial could begin now, beside those that wait for a machine of their own."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toy_study import BUSY, Outcome, Script, ToyEngine, ToyStudy, measured, oom_beyond, served
+from toy_study import BUSY, REQUESTS, Outcome, Script, ToyEngine, ToyStudy, measured, oom_beyond, served, times
 
 from objectives.measurement import Failure, FailureKind, Stage
 from tuner import study as loop
@@ -22,7 +22,7 @@ from tuner.ledger import TrialRecord, TrialState
 from tuner.view import view
 
 LOST = Failure(FailureKind.NODE_LOST, Stage.RUN, "10.0.0.2 left the cluster")
-SEVERAL = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SEVERAL = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass
@@ -223,31 +223,31 @@ def test_configuration_that_runs_already_is_not_started_beside_itself(
 
 
 class Neighbours:
-    """Two engines on one machine that take twice as long while both are busy."""
+    """Two engines on one machine that take twice as long when the other is busy at any time meanwhile."""
 
     def __init__(self, *, disturb: bool) -> None:
-        self._busy = 0
-        self._both = False
-        self._lock = threading.Lock()
         self._disturb = disturb
+        self._active: list[list[bool]] = []
+        self._changed = threading.Condition()
         self.engines = [ToyEngine(self._run), ToyEngine(self._run)]
 
     def _run(self, config: EngineConfig, call: int) -> Outcome:
-        with self._lock:
-            self._busy += 1
-            self._both = self._busy == 2
-        time.sleep(0.03)
-        with self._lock:
-            slow = self._disturb and self._both
-            self._busy -= 1
-            self._both = self._both and self._busy > 0
-        base = measured(config)
-        if not slow:
-            return base
-        requests = tuple(
-            served(i, 2 * r.first_token_s - 2 * i, 0.2) for i, r in enumerate(base.requests) if r.first_token_s
-        )
-        return measured(config, requests=requests)
+        disturbed = [False]
+        with self._changed:
+            self._active.append(disturbed)
+            if len(self._active) == 2:
+                for one in self._active:
+                    one[0] = True
+                self._changed.notify_all()
+            if call == 2:  # the measurement that is to be beside a busy neighbour lasts until there is one
+                self._changed.wait_for(lambda: disturbed[0], timeout=5)
+        time.sleep(0.01)
+        with self._changed:
+            self._active.remove(disturbed)
+        if not (self._disturb and disturbed[0]):
+            return measured(config)
+        ttft_s, tpot_s = times(config)
+        return measured(config, requests=tuple(served(i, 2 * ttft_s, 2 * tpot_s) for i in range(REQUESTS)))
 
 
 def test_engines_that_disturb_each_other_are_noticed_and_the_front_is_measured_alone(tmp_path: Path) -> None:
