@@ -174,14 +174,16 @@ class Verified:
 
     def lines(self) -> list[str]:
         """Return it as lines for people."""
-        from tuner.verify import agreement_sentence
+        from tuner.verify import WORTH_SEEING, agreement_sentence
 
         v = self.verification
         how = "over HTTP" if v.over_http else "in process"
         lines = [f"trial {v.number} against vLLM's defaults, {v.rounds} rounds, {how}:"]
         for name, change in v.change.items():
             low, high = v.interval[name]
-            lines.append(f"  {name}: {v.verdict[name]}, {change:+.1%} ({low:+.1%} … {high:+.1%})")
+            hidden = v.verdict[name] == "no difference" and (low < -WORTH_SEEING or high > WORTH_SEEING)
+            hint = f"; the noise could hide {WORTH_SEEING:.0%}: more --rounds narrow it" if hidden else ""
+            lines.append(f"  {name}: {v.verdict[name]}, {change:+.1%} ({low:+.1%} … {high:+.1%}){hint}")
         if v.agreement:
             lines.append(f"trial {v.number} as it is served, against what the study measured in process:")
         return [*lines, *(f"  {agreement_sentence(a)}" for a in v.agreement)]

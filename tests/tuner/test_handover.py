@@ -110,6 +110,15 @@ def test_a_verification_is_told_in_lines_and_as_json() -> None:
     assert [r["side"] for r in document["runs"]] == ["default", "pick"]
 
 
+def test_a_verification_says_where_noise_could_hide_what_matters() -> None:
+    wide = replace(sample_verification(1), interval={"ttft_p95_s": (-0.5, -0.1), "tpot_p95_s": (-0.2, 0.3)})
+
+    narrow, hidden = Verified(sample_verification(1)).lines()[2], Verified(wide).lines()[2]
+
+    assert narrow == "  tpot_p95_s: no difference, +1.0% (-3.0% … +5.0%)"
+    assert hidden.endswith("(-20.0% … +30.0%); the noise could hide 15%: more --rounds narrow it")
+
+
 def test_the_file_that_verify_serves_is_the_one_that_export_writes(study: str) -> None:
     _, shown, _ = handover.load(study)
     run(study, "vllm")
