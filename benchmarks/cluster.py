@@ -68,6 +68,8 @@ class Twin:
         machine = opening.machine_of(file)
         memory = opening.memory_predictor(file, machine, lambda: History(None, (), (), ()))
         self._engine = opening.make_twin(file, device, memory)
+        workload = opening.build_workload(file, file.folder / "mlruns").workload
+        self.predict(opening.base_config(file), workload, MeasurePlan())  # imports vLLM's scheduler, half a minute here
 
     def predict(self, config: EngineConfig, workload: Workload, plan: MeasurePlan) -> Measurement | Failure:
         """Predict one trial."""
