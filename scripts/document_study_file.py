@@ -62,7 +62,7 @@ engine:                                  # the same in every trial, the referenc
   args: {tensor_parallel_size: 4, max_model_len: 33792}
   env: {NCCL_P2P_DISABLE: 1}
 
-resources: {gpus_per_engine: 4, accelerator_type: RTX-A6000}
+resources: {gpus_per_engine: 4, engines: all, accelerator_type: RTX-A6000}
 
 workload:                                # every trial runs exactly these requests
   kind: long_documents
@@ -100,6 +100,7 @@ confirm: {rounds: 1}
 tracking: {uri: "http://mlflow.example.org:5000", experiment: contracts}
 notify: {command: [/usr/local/bin/mail-summary]}
 prometheus: {port: 9123}
+storage: postgresql://tuner@db.example.org/optuna     # Optuna's part; left out: SQLite in the study's folder
 """
 
 SPACE = """\
