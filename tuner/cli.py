@@ -340,15 +340,16 @@ def _status(call: argparse.Namespace) -> int:
             print(line, flush=call.watch)
         if not call.watch or not result.running:
             return 0
-        time.sleep(WATCH_S)
+        try:
+            time.sleep(WATCH_S)
+        except KeyboardInterrupt:  # who watches may stop watching; the study goes on
+            return 0
 
 
 def _doctor(call: argparse.Namespace) -> int:
-    from tuner.commands import load
-    from tuner.doctor import examine
+    from tuner.commands import examined
 
-    file, _, _ = load(call.study)
-    result = examine(file)
+    result = examined(call.study)
     if call.json:
         _print_json(result.document())
     else:

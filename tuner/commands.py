@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -22,6 +22,9 @@ from tuner.study import Ending, Listener, StudyRun
 from tuner.study_file import StudyFile, read
 from tuner.study_folder import StudyFolder, find
 from tuner.view import StudyView, trial_document, view
+
+if TYPE_CHECKING:
+    from tuner.doctor import Examination
 
 
 def load(study: str) -> tuple[StudyFile, StudyView, StudyFolder]:
@@ -228,6 +231,22 @@ def status(study: str) -> Status:
     """Say how far a study is."""
     file, shown, folder = load(study)
     return Status(file, shown, folder.ledger.history(), folder, folder.is_running())
+
+
+def examined(study: str) -> Examination:
+    """Check a study that was run, and mend what can be mended.
+
+    Raises
+    ------
+    StudyFileError
+        When there is no such study, or nothing of it was run here.
+    """
+    from tuner.doctor import examine
+
+    file = read(find(study))
+    if not StudyFolder.of(file.spec.study).path.exists():
+        raise StudyFileError(str(file.path), [("", f"study {file.spec.study} was not run in this folder yet")])
+    return examine(file)
 
 
 def trials_csv(study: StudyView) -> str:

@@ -179,11 +179,8 @@ def _optuna(patient: Patient) -> Found:
     from tuner.storage import place, storage_of
 
     history = patient.history()
-    is_local = storage_of(patient.file, patient.folder).is_local
-    if is_local and not (patient.folder.path / "optuna.db").exists():
-        if history.trials:
-            yield "broken", f"{patient.folder.path / 'optuna.db'} is gone; restore it, or start over with --fresh"
-        return
+    if storage_of(patient.file, patient.folder).is_local and not (patient.folder.path / "optuna.db").exists():
+        return  # nothing was begun
     with storage_faults(place(patient.file, patient.folder)):
         yield from _told(patient, history, proposer_of(patient.file, patient.folder))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tuner.artifacts import write_json
-from tuner.errors import StudyFileError
+from tuner.errors import StoreError, StudyFileError
 from tuner.study_file import StudyFile
 from tuner.study_folder import StudyFolder
 
@@ -42,6 +42,8 @@ def storage_of(file: StudyFile, folder: StudyFolder) -> Storage:
     ------
     StudyFileError
         When the address cannot be used, or is not the one that the study began with.
+    StoreError
+        When it was SQLite in the study's folder and is gone.
     """
     remembered = folder.path / "storage.json"
     address = file.spec.storage or os.environ.get(VARIABLE)
@@ -49,6 +51,7 @@ def storage_of(file: StudyFile, folder: StudyFolder) -> Storage:
     if address is None:
         if began is not None:
             raise _another(file, began["url"], "SQLite in its folder")
+        _see_that_it_is_there(folder)
         return Storage(folder.storage_url, file.spec.study)
     url = _checked(file, address)
     if began is None:
@@ -59,6 +62,13 @@ def storage_of(file: StudyFile, folder: StudyFolder) -> Storage:
     elif began["url"] != url:
         raise _another(file, began["url"], url)
     return Storage(url, began["study"])
+
+
+def _see_that_it_is_there(folder: StudyFolder) -> None:
+    """Refuse to begin the storage of a study anew whose trials the ledger has: their numbers would be given twice."""
+    path = folder.path / "optuna.db"
+    if not path.exists() and folder.ledger.history().trials:
+        raise StoreError(f"{path}: is gone, and the study cannot go on without; restore it, or `tuner run --fresh`")
 
 
 def _checked(file: StudyFile, address: str) -> str:

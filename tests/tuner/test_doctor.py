@@ -160,6 +160,7 @@ def test_storage_of_optuna_that_is_gone_or_another_s_is_told(study: ToyStudy, go
     examination = examine(study.file)
 
     assert {check for check, _ in found(examination)} == {"optuna"}
+    assert ("cannot go on without" in examination.findings[0].text) == (gone == "optuna.db")
     assert not examination.healthy
     assert storage.exists() == (gone != "optuna.db")
 
