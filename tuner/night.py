@@ -7,6 +7,7 @@ the front is measured `confirm.rounds` times again, and report and export are wr
 from __future__ import annotations
 
 import bisect
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,12 +75,15 @@ class Limits:
         How often each member of the front is measured again at the end.
     first_guess_s:
         Seconds of a trial before one was measured.
+    engines:
+        How many work side by side.
     """
 
     trials: int | None
     rounds: int
     first_guess_s: float
     closing_s: float = CLOSING_S
+    engines: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +170,13 @@ def _kept_s(history: History, missing: Sequence[tuple[int, int]], pace: Pace, li
     """
     if not any(t.engine is not None for t in history.finished):
         return 0.0
-    confirm_s = sum(times * pace.again_s(_trial(history, number)) for number, times in missing)
+    confirm_s = _again_s(history, missing, pace, limits)
     return confirm_s + limits.rounds * pace.trial_s + limits.closing_s
+
+
+def _again_s(history: History, missing: Sequence[tuple[int, int]], pace: Pace, limits: Limits) -> float:
+    """Seconds of measuring members of the front again, so many times each, on all engines."""
+    return sum(times * pace.again_s(_trial(history, number)) for number, times in missing) / limits.engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +191,19 @@ def outlook(history: History, front: Sequence[int], limits: Limits, left_s: floa
     """Predict the end of a study from what its trials took so far."""
     pace = Pace.of(history, limits.first_guess_s)
     missing = _missing(history, front, limits.rounds)
-    again_s = sum(times * pace.again_s(_trial(history, number)) for number, times in missing)
+    again_s = _again_s(history, missing, pace, limits)
     wanted = None if limits.trials is None else max(0, limits.trials - candidates(history))
     after_s = again_s + limits.closing_s
-    by_budget_s = None if wanted is None else wanted * pace.trial_s + after_s
+    by_budget_s = None if wanted is None else math.ceil(wanted / limits.engines) * pace.trial_s + after_s
     if left_s is None and by_budget_s is None:
         return Outlook(None, "nothing limits it: no budget of trials and no deadline")
     if by_budget_s is not None and (left_s is None or by_budget_s <= left_s):
         return Outlook(by_budget_s, f"the budget: {_plan(wanted or 0, pace, missing, again_s)}")
     assert left_s is not None
-    fit = max(0, int((left_s - after_s - limits.rounds * pace.trial_s) // pace.trial_s))
-    fit = fit if wanted is None else min(fit, wanted)
-    ends_in_s = max(0.0, min(left_s, fit * pace.trial_s + after_s + (limits.rounds * pace.trial_s if fit else 0.0)))
+    turns = max(0, int((left_s - after_s - limits.rounds * pace.trial_s) // pace.trial_s))
+    fit = turns * limits.engines if wanted is None else min(turns * limits.engines, wanted)
+    busy_s = math.ceil(fit / limits.engines) * pace.trial_s
+    ends_in_s = max(0.0, min(left_s, busy_s + after_s + (limits.rounds * pace.trial_s if fit else 0.0)))
     return Outlook(ends_in_s, f"the deadline: {_plan(fit, pace, missing, again_s)} fit into {_words(left_s)}")
 
 

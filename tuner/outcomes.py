@@ -75,6 +75,15 @@ def measured(
     )
 
 
+def memory_model_was_right(verdict: Admitted, record: TrialRecord) -> bool | None:
+    """Whether a start that the memory model would have refused proved it right; `None` where it proves nothing."""
+    if verdict.predicted_failure is None:
+        return None
+    if record.failure is not None and record.failure.kind.is_oom:
+        return True
+    return False if record.engine is not None else None
+
+
 def interrupted(record: TrialRecord) -> TrialRecord:
     """Return the record of a trial that runs while the tuner ends: it is run again under its number."""
     text = "the tuner was ended; the trial will be run again"

@@ -132,6 +132,7 @@ class StudyRun:
             for job in self._jobs():
                 if job.seat is not None:
                     self._ledger.append(TrialLine(outcomes.interrupted(job.record)))
+            self._rooms.pool.close()  # now, not after MLflow has been waited for
             raise
         ending = Ending(step.code, step.text)
         if self._refusals >= REFUSALS_IN_A_ROW:
@@ -250,7 +251,8 @@ class StudyRun:
 
     def _ends_at(self) -> float | None:
         """When the study is expected to end, in Unix seconds."""
-        ends_in_s = outlook(self._history, self._front(), self._limits, self._left_s()).ends_in_s
+        limits = dataclasses.replace(self._limits, engines=max(1, len(self._crew.seats)))
+        ends_in_s = outlook(self._history, self._front(), limits, self._left_s()).ends_in_s
         return None if ends_in_s is None else time.time() + ends_in_s
 
     # One trial ------------------------------------------------------------------------------------------------------
@@ -394,18 +396,15 @@ class StudyRun:
     def _tell(self, proposal: Proposal, record: TrialRecord) -> None:
         tell(self._rooms.proposer, self._rooms.objectives, proposal, record)
 
-    def _learn_about_gate(self, verdict: Admitted | NotAdmitted, record: TrialRecord) -> None:
+    def _learn_about_gate(self, verdict: Admitted, record: TrialRecord) -> None:
         """Compare a start with what the memory model said would not fit."""
-        if not isinstance(verdict, Admitted) or verdict.predicted_failure is None:
+        right = outcomes.memory_model_was_right(verdict, record)
+        if right is None:
             return
-        if record.failure is not None and record.failure.kind.is_oom:
-            self._rooms.gate.proven(right=True)
-            self._note("gate", f"trial {record.number} ran out of memory as predicted: the like is refused from now on")
-        elif record.engine is not None:
-            self._rooms.gate.proven(right=False)
-            self._note(
-                "gate", f"trial {record.number} started although the memory model said no: it refuses nothing any more"
-            )
+        self._rooms.gate.proven(right=right)
+        ran = "ran out of memory as predicted: the like is refused from now on"
+        started = "started although the memory model said no: it refuses nothing any more"
+        self._note("gate", f"trial {record.number} {ran if right else started}")
 
     def _watch_machine(self) -> None:
         """Say so when the reference shows that the machine drifts, or that engines beside each other disturb."""
@@ -445,4 +444,5 @@ def limits_of(file: StudyFile, trials: int | None) -> Limits:
         rounds=file.spec.confirm.rounds,
         first_guess_s=TWIN_GUESS_S if is_twin else FIRST_GUESS_S,
         closing_s=TWIN_GUESS_S if is_twin else CLOSING_S,
+        engines=1 if is_twin or file.spec.resources.engines == "all" else file.spec.resources.engines,
     )
