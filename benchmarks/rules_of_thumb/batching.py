@@ -27,14 +27,16 @@ def larger_budget() -> Finding:
             "every draw."
         ),
         tried=(*(_twin_budgets(mix) for mix in MIXES), _cpu_budgets(), _published_budgets()),
-        turns_on="PLACEHOLDER1",
+        turns_on=(
+            "the load, for TTFT: it lengthens at light loads on the twin, where prompts share a large step and all "
+            "wait for its end, and shortens near saturation; TPOT improves nowhere"
+        ),
         why=(
-            "The budget is shared by prompt tokens and running requests. A larger one takes a prompt in with fewer, "
-            "longer steps: its own first token comes sooner, while requests that are writing wait through longer "
-            "steps. That is the opposite of the rule; vLLM's own optimisation page says it this way round. The "
-            "rule's direction appears where a small budget is so small that reading the weights dominates its steps, "
-            "or where requests are many enough that taking prompts in sooner only moves them from the queue into the "
-            "batch."
+            "The budget is shared by prompt tokens and running requests. A larger one takes prompts in with fewer, "
+            "longer steps: the queue moves on sooner, while requests that are writing wait through longer steps. "
+            "That is the opposite of the rule, and what [vLLM's own page on "
+            "optimisation](https://docs.vllm.ai/en/stable/configuration/optimization/) says. Beyond the prompts that "
+            "are there to be taken in, a larger budget changes nothing."
         ),
     )
 
@@ -73,8 +75,8 @@ def _budget_note(old: int, new: int, changes: list[tuple[Change, Change]]) -> st
     texts = []
     for name, index in (("TTFT", 0), ("TPOT", 1)):
         mids = [pair[index].mid for pair in changes]
-        at = crossing(LOADS, mids)
-        where = "no change of sign between the loads" if at is None else f"changes sign at about {at:.0%} load"
+        at = crossing(LOADS, mids, a6000.NOISE)
+        where = "no change of sign" if at is None else f"changes sign at about {at:.0%} load"
         texts.append(
             f"p95 {name} {percent(mids[0])} at {LOADS[0]:.0%} load … {percent(mids[-1])} at {LOADS[-1]:.0%} ({where})"
         )
@@ -126,9 +128,12 @@ def small_chunks() -> Finding:
             "and for the longest."
         ),
         tried=(_twin_small_budgets(), _twin_thresholds(), _cpu_small(), _cpu_thresholds()),
-        turns_on="PLACEHOLDER4",
+        turns_on=(
+            "which chunks and whose TTFT: the threshold helps short prompts behind long ones, at the cost of the long "
+            "ones, and only where several requests may run at once; a smaller budget helps nobody"
+        ),
         why=(
-            "A prompt's own first token never comes sooner in pieces: each piece reads the weights again. What can "
+            "A prompt's own first token hardly comes sooner in pieces: each piece reads the weights again. What can "
             "gain is a short prompt behind a long one, and only where the threshold keeps room in the step for it; a "
             "smaller budget alone gives the whole step to the prompt that came first."
         ),
@@ -174,7 +179,7 @@ def _twin_chunks(name: str, settings: list[tuple[dict[str, int], str]], what: st
                 outcomes.append(judge_chunks(f"{load:.0%}, {name} {label}, {who}", ttft, a6000.NOISE))
     notes = []
     for (label, who), ratios in mids.items():
-        at = crossing(LOADS, ratios)
+        at = crossing(LOADS, ratios, a6000.NOISE)
         where = "" if at is None else f", changes sign at about {at:.0%} load"
         span = f"{percent(ratios[0])} at {LOADS[0]:.0%} load … {percent(ratios[-1])} at {LOADS[-1]:.0%}"
         notes.append(f"{name} {label} against {settings[0][1]}, {who}: {span}{where}.")

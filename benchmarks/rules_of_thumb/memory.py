@@ -58,9 +58,7 @@ def _length_twin() -> Tried:
             rows.append((f"{use}", str(length), str(tokens), said, str(got.most_running), ms(got.ttft_mean_s)))
         first, *others = found
         outcomes += [
-            judge_length(
-                f"utilisation {utilisation}, {first} → {n}", (found[first].most_running, found[n].most_running)
-            )
+            judge_length(f"utilisation {use}, {first} → {n}", found[first].most_running, found[n].most_running)
             for n in others
         ]
     return Tried(
@@ -82,7 +80,7 @@ def _length_cpu() -> Tried:
         (str(n), str(p.kv_tokens), f"{p.kv_tokens / n:.1f}", str(p.most_running), ms(p.ttft_mean_s), ms(p.tpot_mean_s))
         for n, p in points.items()
     )
-    outcomes = ()
+    outcomes: tuple[Outcome, ...] = ()
     if len(points) == 2:
         outcomes = (judge_length("1024 → 8192", points[1024].most_running, points[8192].most_running),)
     return Tried(

@@ -160,7 +160,7 @@ def verdict(outcomes: Sequence[Outcome]) -> Verdict:
     return Verdict.DEPENDS if any(situations.values()) else Verdict.FAILS
 
 
-def crossing(at: Sequence[float], ratios: Sequence[float]) -> float | None:
+def crossing(at: Sequence[float], ratios: Sequence[float], noise: float = 0.0) -> float | None:
     """Where a ratio first passes 1, by a straight line through its logarithm; `None` where it never does.
 
     Parameters
@@ -169,14 +169,14 @@ def crossing(at: Sequence[float], ratios: Sequence[float]) -> float | None:
         Ascending places, such as loads.
     ratios:
         A positive ratio at each of them.
+    noise:
+        Ratios within 1 ± this share are on neither side.
     """
-    logs = [math.log(ratio) for ratio in ratios]
-    for (a, b), (x, y) in zip(pairwise(at), pairwise(logs), strict=True):
-        if x == 0:
-            return a
+    sides = [(place, math.log(r)) for place, r in zip(at, ratios, strict=True) if abs(r - 1) > noise]
+    for (a, x), (b, y) in pairwise(sides):
         if x * y < 0:
             return a + (b - a) * x / (x - y)
-    return at[-1] if logs and logs[-1] == 0 else None
+    return None
 
 
 def reaching(at: Sequence[float], values: Sequence[float], level: float) -> float | None:

@@ -7,7 +7,6 @@ weights. A trial has one version however often it is registered; the alias is at
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from pathlib import Path
 from tuner.export import json_document, vllm
 from tuner.export.deployment import Deployment
 from tuner.export.text import header
-from tuner.report.words import digits
 from tuner.tracking.store import Store
 
 ALIAS = "champion"
@@ -43,13 +41,15 @@ class Registered:
         return f"models:/{self.name}@{self.alias}"
 
 
-def register(store: Store, run_id: str, deployed: Deployment) -> Registered:
+def register(store: Store, run_id: str, deployed: Deployment, staged: Path) -> Registered:
     """Make `deployed` the champion among the versions of its registered model.
 
     Parameters
     ----------
     run_id:
         The trial's run, which keeps the files.
+    staged:
+        An empty folder to gather them in.
 
     Raises
     ------
@@ -57,10 +57,9 @@ def register(store: Store, run_id: str, deployed: Deployment) -> Registered:
         When MLflow refuses. Registering again finishes what was begun.
     """
     name = model_name(deployed)
-    with tempfile.TemporaryDirectory(prefix="tuner-register-") as staged:
-        for file, text in files(deployed).items():
-            (Path(staged) / file).write_text(text, encoding="utf-8")
-        store.add_files(run_id, Path(staged), FOLDER)
+    for file, text in files(deployed).items():
+        (staged / file).write_text(text, encoding="utf-8")
+    store.add_files(run_id, staged, FOLDER)
     store.ensure_model(name, _MODEL_NOTE)
     known = store.version_of(name, run_id)
     version = known or store.create_version(name, run_id, FOLDER)
@@ -94,7 +93,7 @@ def version_tags(deployed: Deployment) -> Mapping[str, str]:
         "verified": "true" if verified is not None and verified.found_better else "false",
     }
     for value in deployed.values:
-        tags[value.name] = digits(value.value)
+        tags[value.name] = f"{value.value:.6g}"
         if value.reference is not None:
-            tags[f"{value.name}.reference"] = digits(value.reference)
+            tags[f"{value.name}.reference"] = f"{value.reference:.6g}"
     return tags

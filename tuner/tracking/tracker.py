@@ -156,7 +156,8 @@ class Tracker:
         stored = self._known.runs.get(str(deployed.trial)) if self._known else None
         if stored is None:
             raise StoreError(f"trial {deployed.trial} has no run in MLflow yet; `tuner track` brings it there")
-        return register(self._store, stored.run_id, deployed)
+        with _staging() as staged:
+            return register(self._store, stored.run_id, deployed, staged)
 
     def _connect(self, header: StudyHeader, *, afresh: bool) -> _Known:
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(header.created_at))
