@@ -203,4 +203,4 @@ def mean(found: Sequence[Point], name: str) -> float:
 def how(mixes: Sequence[Mix], what: str, draws: int = DRAWS) -> str:
     """Say how the figures of a table were got."""
     loads = "; ".join(f"{mix.text}, 100% = {capacity_per_s(mix):.2f} requests/s" for mix in mixes)
-    return f"Predicted, {draws} draws of Poisson arrivals a load, compared draw by draw. {loads}. {what}"
+    return f"Predicted, {draws} draws of Poisson arrivals a load, compared draw by draw. {loads}. {what}".rstrip()

@@ -50,7 +50,8 @@ def judge_budget(situation: str, ttft: Change, tpot: Change, noise: float) -> tu
 
 
 def _twin_budgets(mix: Mix) -> Tried:
-    rows, outcomes = [], []
+    rows: list[tuple[str, ...]] = []
+    outcomes: list[Outcome] = []
     ratios: dict[tuple[int, int], list[tuple[Change, Change]]] = {}
     for load in LOADS:
         found = {budget: a6000.points(mix, load, max_num_batched_tokens=budget) for budget in BUDGETS}
@@ -167,7 +168,8 @@ def _twin_thresholds() -> Tried:
 def _twin_chunks(name: str, settings: list[tuple[dict[str, int], str]], what: str) -> Tried:
     mix = a6000.DOCUMENTS
     figures = {"short prompts": "ttft_short_s", "longest prompts": "ttft_long_s"}
-    rows, outcomes = [], []
+    rows: list[tuple[str, ...]] = []
+    outcomes: list[Outcome] = []
     mids: dict[tuple[str, str], list[float]] = {}
     for load in LOADS:
         found = [a6000.points(mix, load, **args) for args, _ in settings]
@@ -207,7 +209,8 @@ def _cpu_chunks(found: list[cpu.CpuCase], setting: str, name: str) -> Tried:
     """Make a table of pairs in which the second has smaller pieces; a threshold of 0 is none at all."""
     figures = ("ttft_short_s", "ttft_long_s")
     floor, floor_text = cpu.noise(found, "ttft_mean_s")
-    rows, outcomes = [], []
+    rows: list[tuple[str, ...]] = []
+    outcomes: list[Outcome] = []
     for a, b in cpu.pairs(found, setting):
         large, small = (a, b) if a.settings[setting] == 0 else (b, a)
         values = f"{large.settings[setting] or 'none'} → {small.settings[setting]}"

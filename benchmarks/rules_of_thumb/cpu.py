@@ -166,7 +166,8 @@ def paired(found: Sequence[CpuCase], setting: str, name: str, judge: Judge, wher
     """Make a table of neighbours in one setting and judge each."""
     ttft_noise, ttft_text = noise(found, TTFT)
     tpot_noise, tpot_text = noise(found, TPOT)
-    rows, outcomes = [], []
+    rows: list[tuple[str, ...]] = []
+    outcomes: list[Outcome] = []
     for old, new in pairs(found, setting):
         ttft, tpot = (Change.of([old.seconds(f)], [new.seconds(f)]) for f in (TTFT, TPOT))
         values = f"{old.settings[setting]} → {new.settings[setting]}"

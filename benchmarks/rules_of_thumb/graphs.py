@@ -44,7 +44,8 @@ def judge_cost(situation: str, tpot_ratio: float) -> Outcome:
 
 
 def _twin(mix: Mix) -> Tried:
-    rows, outcomes = [], []
+    rows: list[tuple[str, ...]] = []
+    outcomes: list[Outcome] = []
     for load in LOADS:
         graphs, eager = (a6000.points(mix, load, enforce_eager=eager) for eager in (False, True))
         tpot = a6000.change(graphs, eager, TPOT)
@@ -92,7 +93,8 @@ SMALL_RATES_PER_S = (0.2, 2.0, 8.0)
 
 
 def _small() -> Tried:
-    rows, outcomes = [], []
+    rows: list[tuple[str, ...]] = []
+    outcomes: list[Outcome] = []
     for rate in SMALL_RATES_PER_S:
         graphs, eager = _small_point(rate, False), _small_point(rate, True)
         ratio = eager.tpot_mean_s / graphs.tpot_mean_s
@@ -117,7 +119,8 @@ def _small() -> Tried:
 def _cpu_probe() -> Tried:
     """Compare the speed probes of all eager and all compiled engines: one request alone, whatever the scheduler."""
     long_steps = [case for case in cpu.cases() if case.settings["tokens"] >= 512]
-    rows, outcomes = [], []
+    rows: list[tuple[str, ...]] = []
+    outcomes: list[Outcome] = []
     for name, figure, cases in (
         ("one token, alone", "decode_s", cpu.cases()),
         ("512 prompt tokens, alone", "prefill_s", long_steps),

@@ -56,7 +56,9 @@ def gain(off_s: float, on_s: float) -> float:
 
 
 def _twin() -> Tried:
-    rows, outcomes, notes = [], [], []
+    rows: list[tuple[str, ...]] = []
+    outcomes: list[Outcome] = []
+    notes: list[str] = []
     for pace, gap_s in PACES.items():
         gains = []
         for question in QUESTIONS:
@@ -94,7 +96,8 @@ def _reach_note(pace: str, gains: list[float]) -> str:
 
 
 def _cpu() -> Tried:
-    rows, outcomes = [], []
+    rows: list[tuple[str, ...]] = []
+    outcomes: list[Outcome] = []
     for pace, words in (("at_once", "all at once"), ("apart", f"{GAP_S} s apart")):
         off = recorded("prefix-off", pace)
         for name, cache in CACHES.items():

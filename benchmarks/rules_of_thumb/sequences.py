@@ -7,7 +7,7 @@ from itertools import pairwise
 from benchmarks.rules_of_thumb import a6000, cpu
 from benchmarks.rules_of_thumb.a6000 import MIXES, Mix, Point
 from benchmarks.rules_of_thumb.cpu import paired
-from benchmarks.rules_of_thumb.model import Change, Direction, Finding, Outcome, Tried, ms, percent, within
+from benchmarks.rules_of_thumb.model import Change, Direction, Finding, Outcome, Tried, ms, percent, reaching, within
 from tuner.workload.model import Request, Workload
 
 TTFT, TPOT = "ttft_mean_s", "tpot_mean_s"
@@ -54,7 +54,9 @@ def judge_fewer(situation: str, ttft: Change, tpot: Change, noise: float) -> tup
 
 
 def _twin(mix: Mix) -> Tried:
-    rows, outcomes, notes = [], [], []
+    rows: list[tuple[str, ...]] = []
+    outcomes: list[Outcome] = []
+    notes: list[str] = []
     for load in SOME_LOADS:
         found = {
             pair: a6000.points(mix, load, max_num_seqs=pair[0], block_size=pair[1]) for pair in (*COMBINED, ONLY_BLOCKS)
@@ -149,7 +151,7 @@ def judge_growth(situation: str, ttft: float, tpot: float) -> tuple[Outcome, Out
 def _twin_argument() -> Tried:
     load, mix = 0.8, a6000.DOCUMENTS
     found = {limit: a6000.points(mix, load, max_model_len=limit) for limit in LIMITS}
-    outcomes = []
+    outcomes: list[Outcome] = []
     for limit in LIMITS[1:]:
         growth = (a6000.change(found[LIMITS[0]], found[limit], figure).mid for figure in (TTFT, TPOT))
         outcomes += judge_growth(f"same prompts, max_model_len {limit}", *growth)
@@ -174,7 +176,9 @@ def closed_loop(users: int, prompt_tokens: int) -> Workload:
 
 
 def _twin_prompts() -> Tried:
-    rows, outcomes, notes = [], [], []
+    rows: list[tuple[str, ...]] = []
+    outcomes: list[Outcome] = []
+    notes: list[str] = []
     for users in USERS:
         played = [a6000.play(closed_loop(users, prompt), max_model_len=LONGEST) for prompt in PROMPTS]
         found = [a6000.succeeded(outcome) for outcome in played]
@@ -184,8 +188,10 @@ def _twin_prompts() -> Tried:
             outcomes += judge_growth(f"{users} users, prompts {prompt} → {PROMPTS[-1]}", *growth)
         doubled = [b.ttft_mean_s / a.ttft_mean_s for a, b in pairwise(found)]
         notes.append(
-            f"{users} users: each doubling of the prompt makes TTFT {' then '.join(f'{r:.1f}' for r in doubled)} "
-            f"times as long; TPOT grows {found[-1].tpot_mean_s / found[0].tpot_mean_s:.1f} times in all."
+            f"{users} user{'s' if users > 1 else ''}: each doubling of the prompt makes TTFT "
+            f"{' then '.join(f'{r:.1f}' for r in doubled)} times as long; TPOT grows "
+            f"{found[-1].tpot_mean_s / found[0].tpot_mean_s:.1f} times in all. "
+            f"{_where_said([p.ttft_mean_s for p in found])}"
         )
     return Tried(
         where=f"{a6000.WHERE}, prompts that grow",
@@ -199,3 +205,10 @@ def _twin_prompts() -> Tried:
         outcomes=tuple(outcomes),
         notes=tuple(notes),
     )
+
+
+def _where_said(ttft_s: list[float]) -> str:
+    """Say which prompts have the rule's TTFTs."""
+    at = [reaching(PROMPTS, ttft_s, said) for said in (SAID_FROM_TTFT_S, SAID_TO_TTFT_S)]
+    texts = [f"fewer than {PROMPTS[0]}" if tokens is None else f"about {tokens:.0f}" for tokens in at]
+    return f"TTFT is {SAID_FROM_TTFT_S} s at {texts[0]} tokens, {SAID_TO_TTFT_S} s at {texts[1]}."
