@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from tuner.ledger import TrialRecord, TrialState
 from tuner.view import view
 
 LOST = Failure(FailureKind.NODE_LOST, Stage.RUN, "10.0.0.2 left the cluster")
-SEVERAL = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SEVERAL = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass
@@ -85,9 +86,13 @@ def test_interrupted_trials_keep_their_numbers_and_are_run_again(
     tmp_path_factory: pytest.TempPathFactory, pauses: list[float], at: int
 ) -> None:
     study = ToyStudy.at(tmp_path_factory.mktemp("study"))
-    hit = ToyEngine(lambda config, call: KeyboardInterrupt() if call == at else oom_beyond(config, call))
+    calls = itertools.count()
+
+    def until_interrupted(config: EngineConfig, call: int) -> Outcome:
+        return KeyboardInterrupt() if next(calls) == at else oom_beyond(config, call)
+
     with pytest.raises(KeyboardInterrupt):
-        study.run(machines(hit, lasting(pauses), lasting([0.05])), trials=9)
+        study.run(machines(*(lasting(p, until_interrupted) for p in (pauses, [0.02], [0.05]))), trials=9)
     left = {p.number for p in study.proposer().open_trials()}
     noted = {t.number for t in study.trials if t.failure is not None and t.failure.kind is FailureKind.INTERRUPTED}
 
