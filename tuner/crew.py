@@ -154,11 +154,17 @@ class Crew:
 
     def _work(self, job: Job, seat: Seat, plan: MeasurePlan) -> None:
         began_s = time.monotonic()
+        said = ""
+
+        def progress(text: str) -> None:
+            nonlocal said
+            if text != said:  # an engine says where it is again and again
+                said = text
+                self._events.put(Progressed(job, text))
+
         outcome: Measurement | Failure | BaseException
         try:
-            outcome = seat.engine.run(
-                job.record.config, self._workload, plan, lambda text: self._events.put(Progressed(job, text))
-            )
+            outcome = seat.engine.run(job.record.config, self._workload, plan, progress)
         except BaseException as error:  # noqa: BLE001  # carried to the thread that hears, which raises it
             outcome = error
         self._events.put(Ended(job, outcome, time.monotonic() - began_s))
