@@ -23,6 +23,9 @@ from chaos_scene import PATIENCE_S, Command, Scene
 LOCKED_S = 15.0
 """A store is locked for this long; MLflow's and Optuna's own patience is 5 s unless it was raised."""
 
+ONCE = {"rounds": 0}
+"""A study that is ended early by `--trials` and goes on would confirm its front in between, and propose otherwise."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -101,6 +104,7 @@ def two_drivers(scene: Scene) -> None:
 
 def rebooted(scene: Scene) -> None:
     """The machine starts again: everything is gone, and the ids of noted processes belong to strangers."""
+    scene.write(confirm=ONCE)
     power_cut(scene)
     if not scene.study.exists():
         return
@@ -150,7 +154,7 @@ def _full(scene: Scene, path: Path, kib: int) -> None:
         scene.facts["status"] = status
         assert status in (0, 1), f"it ended with status {status}"
         free()
-        scene.run("--trials", "3")
+        scene.run()
 
 
 def full_store(scene: Scene) -> None:
@@ -178,6 +182,7 @@ def full_temporary(scene: Scene) -> None:
 
 def file_changed(scene: Scene) -> None:
     """Budget, tracking and whom to notify may change; what makes trials comparable may not."""
+    scene.write(confirm=ONCE)
     assert scene.run("--trials", "3") == 0
     before = dict(scene.document)
     scene.write(space={"max_num_seqs": [4, 8, 16]})
@@ -189,6 +194,7 @@ def file_changed(scene: Scene) -> None:
 
 
 def vllm_changed(scene: Scene) -> None:
+    scene.write(confirm=ONCE)
     assert scene.run("--trials", "3") == 0
     path = scene.study / "identity.json"
     identity = json.loads(path.read_text())
@@ -225,6 +231,7 @@ def optuna_locked(scene: Scene) -> None:
 
 def mlflow_away(scene: Scene) -> None:
     """Nobody listens at the tracking server's address for the whole of a run."""
+    scene.write(confirm=ONCE)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

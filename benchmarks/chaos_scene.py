@@ -70,7 +70,7 @@ REAL: dict[str, Any] = {
         "seed": 1,
     },
     "space": {"max_num_seqs": [1, 4, 16]},
-    "budget": {"trials": 2},
+    "budget": {"trials": 1},
     "noise": {"aa_runs": 0, "sentinel_every": 0},
     "measure": {
         "start_budget_s": 60,
@@ -191,6 +191,19 @@ class Scene:
         scene = cls(folder, engine, random.Random(seed), usual_s, document, segments=shared_memory())
         scene.write()
         return scene
+
+    @classmethod
+    def again(cls, folder: Path, struck: Path) -> Scene:
+        """Find a scene again that an earlier process has struck."""
+        known = json.loads(struck.read_text())
+        document = yaml.safe_load((folder / "study.yaml").read_text())
+        segments = frozenset(known["segments"])
+        return cls(folder, known["engine"], random.Random(0), known["usual_s"], document, known["facts"], segments)
+
+    def remember(self, struck: Path) -> None:
+        """Write down what was seen when the fault had struck."""
+        known = {"engine": self.engine, "usual_s": self.usual_s, "facts": self.facts}
+        struck.write_text(json.dumps({**known, "segments": sorted(self.segments), "seen": self.ends()}))
 
     @property
     def study(self) -> Path:
