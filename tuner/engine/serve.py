@@ -27,6 +27,8 @@ from tuner.engine.trial import measure
 from tuner.workload.model import Request, Workload
 
 _POLL_S = 0.25
+_HEALTH_S = 5.0
+"""Who listens on the port may be a stranger who never answers, while the server has long ended because of it."""
 _PROOF_S = 30.0
 """CUDA contexts of killed workers have been seen to take 20 s."""
 
@@ -201,9 +203,9 @@ class _NotOursError(Exception):
 
 async def _is_healthy(server: Server, session: aiohttp.ClientSession) -> bool:
     try:
-        async with session.get(f"{server.url}/health") as response:
+        async with session.get(f"{server.url}/health", timeout=aiohttp.ClientTimeout(total=_HEALTH_S)) as response:
             return response.status == 200
-    except aiohttp.ClientError:
+    except (aiohttp.ClientError, TimeoutError):
         return False
 
 

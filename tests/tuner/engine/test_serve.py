@@ -13,7 +13,7 @@ import pytest
 
 from objectives.measurement import Failure, FailureKind, Measurement
 from tuner.config import EngineConfig
-from tuner.engine import server
+from tuner.engine import serve, server
 from tuner.engine.processes import ProcessIdentity
 from tuner.engine.protocol import MeasurePlan
 from tuner.engine.serve import ServedTrialEngine
@@ -75,6 +75,25 @@ def test_what_goes_wrong_is_a_failure_of_its_kind(kind: str, failure: FailureKin
     assert isinstance(outcome, Failure)
     assert outcome.kind is failure
     assert not any(process.is_alive() for process in family)
+
+
+def test_a_silent_stranger_on_its_port_does_not_hide_that_the_server_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "_HEALTH_S", 0.2)
+    strangers: list[socket.socket] = []
+
+    def take_its_port(family: list[ProcessIdentity]) -> None:
+        process = next((p for p in map(ProcessIdentity.process, family) if p), None)
+        if process is not None and not strangers:
+            port = next(word for word in process.cmdline() if word.startswith("--port=")).removeprefix("--port=")
+            strangers.append(socket.create_server(("127.0.0.1", int(port))))
+
+    engine = ServedTrialEngine(note_processes=take_its_port)
+    outcome = engine.run(EngineConfig({"model": "right"}), WORKLOAD, MeasurePlan(speed_probe=False), lambda _: None)
+    for stranger in strangers:
+        stranger.close()
+
+    assert isinstance(outcome, Failure)
+    assert outcome.kind is FailureKind.PORT_IN_USE
 
 
 def test_a_start_that_takes_too_long_is_ended_as_hung() -> None:
