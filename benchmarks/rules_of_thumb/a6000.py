@@ -200,7 +200,7 @@ def mean(found: Sequence[Point], name: str) -> float:
     return float(np.mean([getattr(p, name) for p in found]))
 
 
-def how(mixes: Sequence[Mix], what: str, draws: int = DRAWS) -> str:
+def how(mixes: Sequence[Mix], what: str) -> str:
     """Say how the figures of a table were got."""
     loads = "; ".join(f"{mix.text}, 100% = {capacity_per_s(mix):.2f} requests/s" for mix in mixes)
-    return f"Predicted, {draws} draws of Poisson arrivals a load, compared draw by draw. {loads}. {what}".rstrip()
+    return f"Predicted, {DRAWS} draws of Poisson arrivals a load, compared draw by draw. {loads}. {what}".rstrip()
