@@ -40,8 +40,10 @@ ACTOR_START_S = 180.0
 """A fresh worker process imports torch; on a cold disk that takes a minute."""
 RAY_ENDS_S = 5.0
 """Ray ends a killed actor and its process group by itself within 3 s; only what is left then is ended by hand."""
-NODE_NOTICED_S = 10.0
-"""Ray notices that a machine left within seconds when its raylet's connection breaks."""
+NODE_NOTICED_S = 3.0
+"""Ray learns of the end of an actor from its machine, or with that of the machine."""
+UNREACHABLE_S = 60.0
+"""A machine that is gone without a word is noticed by Ray's health checks: seen to take 15 to 35 s."""
 LOG_TAIL_BYTES = 4_000_000
 
 
@@ -59,6 +61,10 @@ class _DeadlineError(Exception):
 
 class _ActorLostError(Exception):
     """The actor's process is gone; the text is Ray's."""
+
+
+class _ActorUnreachableError(_ActorLostError):
+    """The connection to the actor broke, and Ray does not know yet whether its process or its machine is gone."""
 
 
 class _NodeLostError(Exception):
@@ -132,7 +138,7 @@ class RayTrialEngine:
         except _NodeLostError:
             return self._node_lost()
         except _ActorLostError as error:
-            if self._node_is_leaving():
+            if self._node_is_leaving(isinstance(error, _ActorUnreachableError)):
                 return self._node_lost()
             self._recycle()
             return self._classified(plan.log_path, Broken(Stage.RUN, str(error)))
@@ -141,11 +147,13 @@ class RayTrialEngine:
             raise
         return self._stop(outcome, plan, progress)
 
-    def _node_is_leaving(self) -> bool:
+    def _node_is_leaving(self, unreachable: bool) -> bool:
         """Whether the actor is gone because its machine is; Ray may notice the one before the other."""
-        deadline_s = time.monotonic() + NODE_NOTICED_S
-        while not self._room.can_leave or self._room.is_there():
-            if not self._room.can_leave or time.monotonic() > deadline_s:
+        if not self._room.can_leave:
+            return False
+        deadline_s = time.monotonic() + (UNREACHABLE_S if unreachable else NODE_NOTICED_S)
+        while self._room.is_there():
+            if time.monotonic() > deadline_s or self._closing.is_set():
                 return False
             time.sleep(POLL_S)
         return True
@@ -226,7 +234,7 @@ class RayTrialEngine:
     ) -> Any:
         """Call the actor and wait, passing on what it is doing."""
         import ray
-        from ray.exceptions import RayActorError, RayTaskError
+        from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
         deadline_s = time.monotonic() + budget_s
         reference = getattr(self._actor, method).remote(*arguments)
@@ -237,6 +245,8 @@ class RayTrialEngine:
                 done, _ = ray.wait([reference], timeout=POLL_S)
                 if done:
                     return ray.get(reference)
+            except ActorUnavailableError as error:
+                raise _ActorUnreachableError(f"the engine's actor cannot be reached: {error}") from error
             except RayActorError as error:
                 raise _ActorLostError(f"the engine's actor is gone: {error}") from error
             except RayTaskError as error:
