@@ -48,7 +48,7 @@ def main() -> None:
     if not options.show:
         sides = {"default": options.default, "pick": options.pick}
         file = read(options.study)
-        found = {side: [] for side in sides}
+        found: dict[str, list[dict[str, list[float]]]] = {side: [] for side in sides}
         for number in range(options.rounds):
             for side in sorted(sides, reverse=bool(number % 2)):
                 found[side].append(_measure(file, sides[side], options.guidellm, number))
@@ -103,7 +103,7 @@ def _measure(file: StudyFile, config: Path, guidellm: Path, seed: int) -> dict[s
 
 
 def _command(file: StudyFile, guidellm: Path, url: str, model: str, prompts: int, report: Path, seed: int) -> list[str]:
-    rate = getattr(file.spec.workload.arrivals, "rate_per_s", 1.0)
+    rate = getattr(getattr(file.spec.workload, "arrivals", None), "rate_per_s", 1.0)
     options = {
         "backend": f"kind=openai_http,target={url},model={model},request_format=/v1/completions",
         "tokenizer": "kind=hf_auto",

@@ -63,8 +63,8 @@ Judge = Callable[[Rows], list[str]]
 def main() -> None:
     options = _options()
     if options.gather:
-        groups = gather(options.gather)
-        DATA.write_text(json.dumps({"objectives": [o.name for o in OBJECTIVES], "groups": groups}, indent=1) + "\n")
+        document = {"objectives": [o.name for o in OBJECTIVES], "groups": gather(options.gather)}
+        DATA.write_text(json.dumps(document, indent=1) + "\n")
     covariance, groups, freedom = noise(json.loads(DATA.read_text())["groups"])
     one, other = np.sqrt(np.diag(covariance))
     correlation = covariance[0, 1] / (one * other) if one and other else 0.0
