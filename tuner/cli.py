@@ -77,6 +77,9 @@ def parser() -> argparse.ArgumentParser:
     plan = add("plan", _plan, "predict the study: share of the space that fits, hours, the front on the twin")
     plan.add_argument("--json", action="store_true", help="print one JSON document")
 
+    calibrate = add("calibrate", _calibrate, "fit the twin to measured trials of the study; say how well it predicts")
+    calibrate.add_argument("--json", action="store_true", help="print one JSON document")
+
     run = add("run", _run, "run the study, or go on with it")
     run.add_argument("--fresh", action="store_true", help="put what was measured aside and start over")
     run.add_argument("--trials", type=_positive, help="stop after so many trials; instead of the study file's")
@@ -161,6 +164,15 @@ def _print_json(document: object) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
+def _show(result: Any, *, as_json: bool) -> None:
+    """Print a result that is a document and lines for people."""
+    if as_json:
+        _print_json(result.document())
+        return
+    for line in result.lines():
+        print(line)
+
+
 def _table(*rows: object) -> None:
     from rich.console import Console
 
@@ -184,12 +196,7 @@ def _init(call: argparse.Namespace) -> int:
 def _check(call: argparse.Namespace) -> int:
     from tuner.commands import check
 
-    result = check(call.study)
-    if call.json:
-        _print_json(result.document())
-        return 0
-    for line in result.lines():
-        print(line)
+    _show(check(call.study), as_json=call.json)
     return 0
 
 
@@ -227,6 +234,13 @@ def _plan(call: argparse.Namespace) -> int:
         _print_json(result.document())
         return 0
     _table(*result.renderables())
+    return 0
+
+
+def _calibrate(call: argparse.Namespace) -> int:
+    from tuner.calibration_report import calibrate
+
+    _show(calibrate(call.study, _say), as_json=call.json)
     return 0
 
 
@@ -430,10 +444,5 @@ def _export(call: argparse.Namespace) -> int:
 def _verify(call: argparse.Namespace) -> int:
     from tuner.handover import verify
 
-    result = verify(call.study, call.pick, call.rounds, over_http=call.http, say=_say)
-    if call.json:
-        _print_json(result.document())
-    else:
-        for line in result.lines():
-            print(line)
+    _show(verify(call.study, call.pick, call.rounds, over_http=call.http, say=_say), as_json=call.json)
     return 0

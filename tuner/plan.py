@@ -15,6 +15,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from tuner.calibration import Calibration, Calibrator
 from tuner.config import EngineConfig
 from tuner.display import front_table
 from tuner.engine.trial import PROBE_OUTPUT_TOKENS, PROBE_PROMPT_TOKENS
@@ -73,6 +74,8 @@ class Plan:
         What that took.
     skipped:
         Recipe -> why it cannot be tried.
+    calibration:
+        By the trials of the study that were measured on this device; `None` before the first.
     """
 
     file: StudyFile
@@ -87,6 +90,7 @@ class Plan:
     unpredictable: dict[str, int]
     skipped: dict[str, str]
     figures: tuple[Path, ...]
+    calibration: Calibration | None
 
     def document(self) -> dict[str, Any]:
         """Return the document of `tuner plan --json`; every number in it is predicted."""
@@ -125,7 +129,8 @@ class Plan:
                 "not_modelled": self.not_modelled,
                 "trials": self.predicted_trials,
                 "seconds": round(self.twin_s, 1),
-                "calibrated": False,
+                "calibrated": self.calibration is not None,
+                "calibrated_on": list(self.calibration.trials) if self.calibration else [],
                 "unpredictable": self.unpredictable,
             },
             "figures": [str(path) for path in self.figures],
@@ -148,12 +153,26 @@ class Plan:
 
         return [name for name in self.file.spec.space if name not in PREDICTED_ARGS]
 
+    @property
+    def _trust(self) -> str:
+        """How far the twin's figures can be trusted, in words."""
+        if self.calibration is None:
+            return (
+                "The twin is not calibrated for this device: trust the order of its configurations more than its "
+                "figures."
+            )
+        text = f"The twin is calibrated on {len(self.calibration.trials)} measured trials of this study"
+        interval = self.calibration.sets.shared.ratio_interval
+        if interval is None:
+            return f"{text}."
+        return f"{text}, whose steps took {interval[0]:.2f} to {interval[1]:.2f} times what it predicts."
+
     def _lines(self) -> list[str]:
         count = max(1, self.file.spec.resources.gpus_per_engine)
         lines = [
             f"predicted for {count} × {self.machine.name} ({self.machine.total_gib:.1f} GiB each) with vLLM "
             f"{self.machine.vllm_version}: {self.predicted_trials} configurations on the twin in {self.twin_s:.0f} s. "
-            "The twin is not calibrated for this device: trust the order of its configurations more than its figures."
+            + self._trust
         ]
         states = {t.source.removeprefix("recipe:"): t for t in self.study.trials if t.source.startswith("recipe:")}
         lines += [
@@ -185,10 +204,12 @@ def plan(study: str, say: Say, *, limit_s: float = TWIN_LIMIT_S, store: Path = S
     """
     file = read(find(study, store))
     machine, device = planned_machine(file)
-    history = StudyFolder.of(file.spec.study, store).ledger.history()
+    folder = StudyFolder.of(file.spec.study, store)
+    history = folder.ledger.history()
     memory = memory_predictor(file, machine, lambda: history)
-    twin = make_twin(file, device, memory)
     workload = build_workload(file, store).workload
+    calibrator = Calibrator(folder, workload, make_twin(file, device, memory))
+    calibration, twin = calibrator.of(history), calibrator.engine(history)
     base = base_config(file)
     gate = Gate(None, memory, longest_tokens=workload.longest_tokens, memory="refuse")
     say(f"memory: asking about {SAMPLES} points of the space on {machine.name}")
@@ -215,6 +236,7 @@ def plan(study: str, say: Say, *, limit_s: float = TWIN_LIMIT_S, store: Path = S
         unpredictable=dict(forecasts.unpredictable),
         skipped=skipped,
         figures=_draw(shown, store / "plans" / file.spec.study),
+        calibration=calibration,
     )
 
 

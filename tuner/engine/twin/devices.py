@@ -148,6 +148,8 @@ class Efficiency:
         Seconds a request in a step: its share of the host's work and of sampling.
     eager_layer_s:
         Seconds a layer that is not replayed from a graph (GPU) or not compiled (CPU).
+    eager_traffic:
+        Memory traffic of activations that compiling saves, as a multiple of what is left.
     """
 
     linear_compute: float
@@ -157,13 +159,16 @@ class Efficiency:
     step_s: float
     request_s: float
     eager_layer_s: float
+    eager_traffic: float
 
 
 # Sources. GPU: cuBLAS reaches 65-80% of the dense peak on products of these sizes and streaming kernels 75-90% of the
 # bandwidth (CUTLASS profiler, published vLLM kernel profiles); FlashAttention-2 paper, figures 4-6: 50-73% forward on
 # A100; a step of vLLM's V1 engine with 1-64 requests costs the host 2-5 ms (vLLM 0.6/0.8 performance posts), eager
 # mode adds 40-80 us a decoder layer of launches. CPU: seven recorded runs of SmolLM2-135M on two cores (vLLM 0.32).
+# What is not compiled on a CPU: a layer is some 15 calls of about 4 us, and each element-wise pass goes through memory
+# by itself instead of half of them.
 EFFICIENCY = {
-    DeviceKind.GPU: Efficiency(0.70, 0.80, 0.50, 0.65, 2.5e-3, 2.0e-5, 6.0e-5),
-    DeviceKind.CPU: Efficiency(0.65, 0.60, 0.30, 0.50, 4.0e-3, 5.0e-4, 1.0e-4),
+    DeviceKind.GPU: Efficiency(0.70, 0.80, 0.50, 0.65, 2.5e-3, 2.0e-5, 6.0e-5, 0.0),
+    DeviceKind.CPU: Efficiency(0.65, 0.60, 0.30, 0.50, 4.0e-3, 5.0e-4, 6.0e-5, 1.0),
 }

@@ -18,6 +18,7 @@ from objectives.measurement import (
 )
 from tuner.config import EngineConfig
 from tuner.engine.protocol import MeasurePlan, Progress
+from tuner.engine.twin.coefficient_sets import CoefficientSets, calibration_key
 from tuner.engine.twin.devices import DeviceKind, DeviceSpec
 from tuner.engine.twin.memory import KvPool, MemoryOracle, exact_pool, known_pool, pool_too_small, token_bytes
 from tuner.engine.twin.play import Prepared, VirtualRun
@@ -59,7 +60,7 @@ class TwinEngine:
         Says how large the KV pool of a configuration is. Not asked where `kv_cache_memory_bytes` states it; needed
         everywhere else (`UsageError`).
     coefficients:
-        A calibrated set; the catalogue's where `None`.
+        A calibrated set for every configuration, or sets by what they hold for; the catalogue's where `None`.
     """
 
     def __init__(
@@ -67,12 +68,15 @@ class TwinEngine:
         device: DeviceSpec,
         model: Path,
         memory: MemoryOracle | None = None,
-        coefficients: Coefficients | None = None,
+        coefficients: Coefficients | CoefficientSets | None = None,
     ) -> None:
         self._device = device
         self._model = model
         self._memory = memory
-        self._coefficients = coefficients or Coefficients()
+        if isinstance(coefficients, CoefficientSets):
+            self._sets = coefficients
+        else:
+            self._sets = CoefficientSets(coefficients or Coefficients())
         self._config_json = read_model_config(model)
 
     def run(
@@ -105,15 +109,24 @@ class TwinEngine:
             speed_before=probe,
             speed_after=probe,
             predicted=True,
-            notes=_interval_notes(self._coefficients),
+            notes=_interval_notes(self._coefficients(config)),
         )
 
     def close(self) -> None:
         """Nothing outlives a run."""
 
-    def with_coefficients(self, coefficients: Coefficients) -> TwinEngine:
-        """Return an engine for the same model and device that uses this set."""
+    @property
+    def device(self) -> DeviceSpec:
+        """What is predicted."""
+        return self._device
+
+    def with_coefficients(self, coefficients: Coefficients | CoefficientSets) -> TwinEngine:
+        """Return an engine for the same model and device that uses this set, or these."""
         return TwinEngine(self._device, self._model, self._memory, coefficients)
+
+    def key(self, config: EngineConfig) -> str:
+        """Name what a set of coefficients for this configuration holds for."""
+        return calibration_key(self._config_json, self._device, config)
 
     def probe(self, config: EngineConfig, kv_tokens: int | None = None) -> SpeedProbe | Failure:
         """Predict the speed probe of one configuration.
@@ -145,12 +158,16 @@ class TwinEngine:
         failure = pool_too_small(blocks, resolved.block_tokens, resolved.max_model_len, token_bytes(config, shape))
         if failure is not None:
             return failure
-        return Prepared(resolved, pool, blocks, kernels, StepCost(shape, self._device, kernels, self._coefficients))
+        cost = StepCost(shape, self._device, kernels, self._coefficients(config))
+        return Prepared(resolved, pool, blocks, kernels, cost)
 
     def _machine_probe(self) -> SpeedProbe:
         """Return one probe for every configuration: this machine does not drift, so its speed index is 1."""
-        cost = StepCost(model_shape(self._config_json), self._device, KernelChoice(), self._coefficients)
+        cost = StepCost(model_shape(self._config_json), self._device, KernelChoice(), self._sets.shared)
         return _probe(cost, _PROBE_TOKENS)
+
+    def _coefficients(self, config: EngineConfig) -> Coefficients:
+        return self._sets.of(self.key(config))
 
     def _ask_memory(self, config: EngineConfig) -> KvPool | Failure:
         if self._memory is None:

@@ -53,8 +53,11 @@ class ReplayedSteps:
     agreement: float
 
 
-def replay(trial: MeasuredTrial, prepared: Prepared) -> ReplayedSteps:
-    """Follow every repeat of a trial. Requests without the engine's queueing stamp are taken as queued when sent."""
+def replay(trial: MeasuredTrial, prepared: Prepared, most_steps: int | None = None) -> ReplayedSteps:
+    """Follow every repeat of a trial, or its first `most_steps` steps.
+
+    Requests without the engine's queueing stamp are taken as queued when sent.
+    """
     scheduler = VirtualScheduler(prepared.resolved, prepared.pool_blocks)
     measurement = trial.measurement
     rows: list[_Row] = []
@@ -62,7 +65,8 @@ def replay(trial: MeasuredTrial, prepared: Prepared) -> ReplayedSteps:
         scheduler.forget_prefixes()
         steps = sorted((s for s in measurement.steps if s.repeat == repeat), key=lambda s: s.start_s + s.duration_s)
         requests = [r for r in measurement.requests if r.repeat == repeat and r.output_tokens]
-        rows += _follow(scheduler, prepared, trial.workload, steps, requests)
+        left = None if most_steps is None else max(0, most_steps - len(rows))
+        rows += _follow(scheduler, prepared, trial.workload, steps[:left], requests)
         if scheduler.unfinished:  # rows are missing: what is left would disturb the next repeat
             scheduler = VirtualScheduler(prepared.resolved, prepared.pool_blocks)
     overhead_s = _overhead_s(rows)

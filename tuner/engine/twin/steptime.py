@@ -6,10 +6,9 @@ catalogue) says how far the machine at hand is from that. Calibration fits coeff
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tuner.engine.twin.devices import EFFICIENCY, DeviceKind, DeviceSpec
 from tuner.engine.twin.shape import ModelShape
@@ -25,10 +24,10 @@ COMPONENTS = (
     "request",
     "communication",
 )
-"""`step`: fixed cost of any step. `eager`: launches of layers that no graph replays. `linear`: matrix products, the
-larger of their arithmetic and of reading the weights. `token`: memory traffic of activations. `prefill_attention`,
-`decode_attention`: attention of prompt chunks and of single tokens. `request`: host work and sampling a request.
-`communication`: all-reduces of tensor parallelism."""
+"""`step`: fixed cost of any step. `eager`: launches of layers that no graph replays, and traffic that a compiler would
+have fused. `linear`: matrix products, the larger of their arithmetic and of reading the weights. `token`: memory
+traffic of activations. `prefill_attention`, `decode_attention`: attention of prompt chunks and of single tokens.
+`request`: host work and sampling a request. `communication`: all-reduces of tensor parallelism."""
 
 # Activation bytes that norms, rotary embedding, activation function and residuals move a token and layer, in units
 # of (hidden + intermediate) values: each of about six element-wise passes reads and writes its operand once.
@@ -112,41 +111,36 @@ class Coefficients:
         values = {name: v * speed for name, v in zip(COMPONENTS, self.vector(), strict=True)}
         return Coefficients(values, self.ratio_interval, self.fitted, self.key, self.steps)
 
-    def to_json(self) -> str:
-        """Write the set as one JSON document."""
-        return json.dumps(
-            {
-                "values": dict(self.values),
-                "ratio_interval": self.ratio_interval,
-                "fitted": list(self.fitted),
-                "key": self.key,
-                "steps": self.steps,
-            },
-            indent=2,
-            sort_keys=True,
-        )
+    def document(self) -> dict[str, Any]:
+        """Return the set as a JSON document."""
+        return {
+            "values": dict(self.values),
+            "ratio_interval": None if self.ratio_interval is None else list(self.ratio_interval),
+            "fitted": list(self.fitted),
+            "key": self.key,
+            "steps": self.steps,
+        }
 
     @staticmethod
-    def from_json(text: str) -> Coefficients:
-        """Read a set that `to_json` wrote.
+    def from_document(document: Any) -> Coefficients:
+        """Read a set that `document` returned.
 
         Raises
         ------
         StoreError
-            The text is not such a set, or names a component that this version does not know.
+            It is no such set, or names a component that this version does not know.
         """
         try:
-            raw = json.loads(text)
-            interval = raw["ratio_interval"]
-            values = {str(k): float(v) for k, v in raw["values"].items()}
+            interval = document["ratio_interval"]
+            values = {str(k): float(v) for k, v in document["values"].items()}
             read = Coefficients(
                 values=values,
                 ratio_interval=None if interval is None else (float(interval[0]), float(interval[1])),
-                fitted=tuple(raw["fitted"]),
-                key=str(raw["key"]),
-                steps=int(raw["steps"]),
+                fitted=tuple(document["fitted"]),
+                key=str(document["key"]),
+                steps=int(document["steps"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise StoreError(f"These are not the twin's coefficients ({error}); calibrate again.") from error
         unknown = sorted(set(values) - set(COMPONENTS))
         if unknown:
@@ -182,6 +176,7 @@ class StepCost:
         self._logits_flops_s = 2 * shape.head_params / tp / (flops * eff.linear_compute)
         passes = _ACTIVATION_PASSES * 2 * (shape.hidden + shape.intermediate / tp) * shape.dtype_bytes
         self._token_s = shape.layers * passes / (bandwidth * eff.linear_memory)
+        self._eager_token_s = eff.eager_traffic * self._token_s
         heads = shape.heads / tp
         self._pair_s = 4 * shape.layers * heads * shape.head_dim / (flops * eff.attention_compute)
         kv_share = max(1.0, shape.kv_heads / tp) / shape.kv_heads
@@ -209,7 +204,7 @@ class StepCost:
         arithmetic_s = tokens * self._token_flops_s + load.sampled * self._logits_flops_s
         return (
             self._step_s,
-            0.0 if captured else self._eager_s,
+            0.0 if captured else self._eager_s + tokens * self._eager_token_s,
             max(weights_s, arithmetic_s),
             tokens * self._token_s,
             max(load.prefill_pairs * self._pair_s, load.prefill_context * self._context_s),

@@ -12,7 +12,8 @@ from twin_samples import SMOLLM2, cpu_config, percentile_s, poisson
 from objectives.measurement import Failure, Measurement
 from tuner.config import EngineConfig
 from tuner.engine.protocol import MeasurePlan
-from tuner.engine.twin.calibrate import calibrate, calibration_key, robust_nonnegative_fit
+from tuner.engine.twin.calibrate import calibrate, robust_nonnegative_fit
+from tuner.engine.twin.coefficient_sets import calibration_key
 from tuner.engine.twin.devices import find_device
 from tuner.engine.twin.engine import TwinEngine
 from tuner.engine.twin.play import VirtualRun

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -91,15 +92,17 @@ def test_coefficients_scale_what_they_are_named_after() -> None:
 
 def test_coefficients_survive_json() -> None:
     written = Coefficients({"step": 1.5, "linear": 0.0}, (0.9, 1.2), ("step",), "key", 321)
-    assert Coefficients.from_json(written.to_json()) == written
+    assert Coefficients.from_document(json.loads(json.dumps(written.document()))) == written
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "[]", "not json", Coefficients({"step": 1.0}).to_json().replace('"step"', '"stop"')]
+    "document",
+    [{}, [], None, {**Coefficients().document(), "values": {"stop": 1.0}}],
+    ids=["empty", "list", "null", "stop"],
 )
-def test_what_are_not_coefficients_is_refused(text: str) -> None:
+def test_what_are_not_coefficients_is_refused(document: object) -> None:
     with pytest.raises(StoreError, match="calibrate again"):
-        Coefficients.from_json(text)
+        Coefficients.from_document(document)
 
 
 def test_devices_are_found_by_the_names_that_nvml_gives() -> None:
