@@ -32,7 +32,7 @@ STOP_S = 180
 POLL_S = 0.5
 RUN_IN_HOME = (
     'home="${{TUNER_HOME:-$HOME}}" && into="$home/mlruns/submitted/{study}" && mkdir -p "$into" '
-    '&& cp -R ./. "$into" && cd "$home" && exec python3 -m tuner run "mlruns/submitted/{study}/{name}"{options}'
+    '&& cp -R ./. "$into" && cd "$home" && exec python3 -m tuner run mlruns/submitted/{study}/{name}{options}'
 )
 OVER = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
@@ -158,13 +158,10 @@ class JobServer:
         job_id = f"{file.spec.study}-{len(jobs) + 1}"
         with tempfile.TemporaryDirectory(prefix="tuner-submit-") as bundle:
             name = bundle_files(file, Path(bundle))
-            entrypoint = RUN_IN_HOME.format(
-                study=file.spec.study, name=name, options="".join(f" {shlex.quote(o)}" for o in options)
-            )
             try:
                 with self._faults():
                     self._client.submit_job(
-                        entrypoint=entrypoint,
+                        entrypoint=entrypoint(file.spec.study, name, options),
                         submission_id=job_id,
                         runtime_env=_runtime_env(bundle, requirements),
                         metadata={STUDY: file.spec.study},
@@ -216,6 +213,13 @@ def submit(study: str, address: str | None, options: Sequence[str], requirements
     """
     file = read(find(study))
     return JobServer(address).submit(file, options, requirements)
+
+
+def entrypoint(study: str, name: str, options: Sequence[str]) -> str:
+    """Return the shell command of a job, which begins in the folder of the files that were sent."""
+    return RUN_IN_HOME.format(
+        study=study, name=shlex.quote(name), options="".join(f" {shlex.quote(o)}" for o in options)
+    )
 
 
 def _runtime_env(bundle: str, requirements: Path | None) -> dict[str, Any]:
