@@ -79,10 +79,10 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Error rates of `tuner verify` by simulation")
     parser.add_argument("--gather", type=Path, metavar="LEDGER", help="take the noise from this study first")
     parser.add_argument("--drift", type=float, nargs="+", default=[0.0, 0.05], help="random step from run to run")
-    parser.add_argument("--rounds", type=int, nargs="+", default=[3, DEFAULT_ROUNDS, 8])
+    parser.add_argument("--rounds", type=int, nargs="+", default=[3, 5, DEFAULT_ROUNDS])
     parser.add_argument("--repetitions", type=int, default=1000)
     parser.add_argument("--twin-repetitions", type=int, default=20)
-    parser.add_argument("--twin-rounds", type=int, nargs="+", default=[DEFAULT_ROUNDS, 8])
+    parser.add_argument("--twin-rounds", type=int, nargs="+", default=[5, DEFAULT_ROUNDS])
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -143,7 +143,7 @@ def parser() -> argparse.ArgumentParser:
 
     verify = add("verify", _verify, "measure the pick against vLLM's defaults again, in turns")
     verify.add_argument("--pick", default="knee", help="which trial, as for export")
-    verify.add_argument("--rounds", type=_positive, default=5, help="rounds of one measurement each (5)")
+    verify.add_argument("--rounds", type=_positive, default=8, help="rounds of one measurement each (8)")
     verify.add_argument("--http", action="store_true", help="through `vllm serve` and its API, as it is deployed")
     verify.add_argument("--json", action="store_true", help="print one JSON document")
     return top
