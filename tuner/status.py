@@ -112,11 +112,11 @@ class Status:
         return lines + [f"note: {text}" for text in said["notes"][-5:]]
 
 
-def summary(study: StudyView, *, code: str, text: str, hours: float) -> dict[str, Any]:
+def summary(name: str, study: StudyView, *, code: str, text: str, hours: float) -> dict[str, Any]:
     """Return what whoever is notified is told: how a run ended and what it found."""
     counts = Counter(t.state.value for t in study.trials)
     return {
-        "study": study.study,
+        "study": name,
         "ending": code,
         "text": text,
         "hours": round(hours, 3),

@@ -112,5 +112,5 @@ def _tell(watch: Watch, ending: Ending, began_s: float) -> None:
             watch.noted(f"nobody is notified: {error}")
             return
         study = view(history, objectives_of(watch.file))
-        document = summary(study, code=ending.code, text=ending.text, hours=seconds / 3600)
+        document = summary(watch.file.spec.study, study, code=ending.code, text=ending.text, hours=seconds / 3600)
         notify(watch.file.spec.notify, document, watch.file.spec.engine.env, watch.noted)

@@ -75,7 +75,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (root / "said.txt").write_text("\n".join([*status.lines(), *outcomes, *toy.heard.notes, ending.text, _shown()]))
     (root / "status.json").write_text(json.dumps([status.document(), front_document(shown)]))
     program = f"import sys; open({str(root / 'notified.json')!r}, 'w').write(sys.stdin.read())"
-    document = summary(shown, code="failed", text=failure.message, hours=1.0)
+    document = summary("toy", shown, code="failed", text=failure.message, hours=1.0)
     notify(Notify(command=(sys.executable, "-c", program)), document, env, print)
     yield root
     shutil.rmtree(root)

@@ -73,7 +73,7 @@ def test_trial_that_was_interrupted_is_said_to_be_run_again(study: ToyStudy) -> 
 def test_summary_is_json_with_the_front_and_how_it_ended(study: ToyStudy) -> None:
     shown = view(study.history, study.file_objectives)
 
-    document = json.loads(json.dumps(summary(shown, code="budget", text="done", hours=1.5)))
+    document = json.loads(json.dumps(summary("toy", shown, code="budget", text="done", hours=1.5)))
 
     assert (document["ending"], document["hours"]) == ("budget", 1.5)
     assert [entry["trial"] for entry in document["front"]] == list(shown.front)
