@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -147,22 +149,23 @@ def measured_time(history: History) -> TrialTime | None:
 
 
 def hours(spec: StudySpec, trial: TrialTime) -> Hours:
-    """Fit a study's budget to the time that a trial takes."""
+    """Fit a study's budget to the time that a trial takes; as many engines as fit on a cluster are taken for one."""
     total = trial.total_s
+    engines = 1 if spec.resources.engines == "all" else spec.resources.engines
     wanted = spec.budget.trials
     candidates = wanted if wanted is not None else 10**6
     ended_by = "trials"
     if spec.budget.hours is not None:
-        runs = int(spec.budget.hours * 3600 / max(total.value, 1e-9))
+        runs = engines * int(spec.budget.hours * 3600 / max(total.value, 1e-9))
         fitting = _candidates_in(runs, spec, candidates)
         if fitting < candidates:
             candidates, ended_by = fitting, "hours"
     repeats = _repeats(candidates, spec)
-    runs = candidates + repeats
-    low, high = (runs * seconds / 3600 for seconds in (total.low, total.high))
+    turns = math.ceil((candidates + repeats) / engines)
+    low, high = (turns * seconds / 3600 for seconds in (total.low, total.high))
     if ended_by == "hours" and spec.budget.hours is not None:
         low, high = min(low, spec.budget.hours), min(high, spec.budget.hours)
-    return Hours(trial, candidates, repeats, runs * total.value / 3600, (low, high), ended_by)
+    return Hours(trial, candidates, repeats, turns * total.value / 3600, (low, high), ended_by)
 
 
 def _repeats(candidates: int, spec: StudySpec) -> int:

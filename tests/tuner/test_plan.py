@@ -105,11 +105,12 @@ def test_a_gpu_study_is_planned_for_the_device_that_it_names(tmp_path: Path, mon
         plan(str(file), lambda _: None, store=tmp_path / "mlruns")
 
 
-def _spec(budget: str, noise: str = "{aa_runs: 1, sentinel_every: 10}") -> StudySpec:
+def _spec(budget: str, noise: str = "{aa_runs: 1, sentinel_every: 10}", engines: int = 1) -> StudySpec:
     import yaml
 
     document = yaml.safe_load(STUDY.format(model=SMOLLM2).replace("budget: {hours: 1}", ""))
-    return parse(document | {"budget": yaml.safe_load(budget), "noise": yaml.safe_load(noise)}, Path("x.yaml"))
+    parts = {"budget": yaml.safe_load(budget), "noise": yaml.safe_load(noise), "resources": {"engines": engines}}
+    return parse(document | parts, Path("x.yaml"))
 
 
 def _trial(seconds: float) -> TrialTime:
@@ -132,6 +133,14 @@ def test_hours_end_a_study_before_its_trials_do() -> None:
     assert found.candidates + found.repeats <= 54
     assert 8.5 < found.hours <= 9
     assert found.hours_interval[1] <= 9
+
+
+def test_engines_beside_each_other_shorten_a_study() -> None:
+    one, four = (hours(_spec("{trials: 20}", engines=n), _trial(600)) for n in (1, 4))
+
+    assert (one.candidates, four.candidates) == (20, 20)
+    assert four.hours == pytest.approx(6 * 600 / 3600)
+    assert one.hours == pytest.approx(22 * 600 / 3600)
 
 
 def test_a_start_reads_the_weights_and_compiles_unless_it_is_eager() -> None:
