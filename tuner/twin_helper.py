@@ -77,7 +77,7 @@ class TwinHelper:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
             line = self._answers.readline()
-        except BrokenPipeError:
+        except (BrokenPipeError, ValueError):  # the helper is gone, or closed meanwhile
             line = b""
         if not line.endswith(b"\n"):
             return {"out": f"its process ended; its log is {self._log_path}"}
@@ -104,6 +104,11 @@ class TwinHelper:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            assert self._process.stdin is not None
+            assert self._answers is not None
+            with contextlib.suppress(BrokenPipeError):  # it closes all the same
+                self._process.stdin.close()
+            self._answers.close()
 
 
 def twin_of(file: StudyFile, store: Path, noted: Callable[[str], None]) -> TwinHelper | None:

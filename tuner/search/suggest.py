@@ -22,6 +22,8 @@ _ROUNDS = 2
 _CENTRES = 8
 _MARGIN = 0.1
 """The corner lies so much of the front's extent beyond its worst values."""
+_LIKELY = 0.5
+"""Points that run with this probability count for how far the front may extend."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,8 @@ def suggest(
     observed = Observed(coordinates.features(past.positions), past.values, past.violations, past.widths)
     if not observed.measured.any():
         return None
-    surrogate = learned(observed, guide, predicted)
     pending = coordinates.features(past.pending)
-    aim = _aim(observed, surrogate.believing(pending), pending)
+    surrogate = learned(observed, guide, predicted).believing(pending)
     seen = set(keys(past.everything))
     generator = np.random.default_rng(seed)
     pool = _starting_points(past, observed, coordinates, generator, seed)
@@ -108,6 +109,7 @@ def suggest(
     pool = unseen(pool, seen)
     if not len(pool):
         return None
+    aim = _aim(observed, surrogate, pending, coordinates.features(pool))
     worth = aim.worth(coordinates.features(pool))
     for round_number in range(_ROUNDS):
         best = pool[np.argsort(-worth, kind="stable")[:_CENTRES]]
@@ -141,17 +143,24 @@ class _Aim:
         return gain * self.surrogate.feasibility(features)
 
 
-def _aim(observed: Observed, surrogate: Surrogate, pending: Array) -> _Aim:
-    """Take the front from what the surrogate believes of the trials, so that one lucky measurement does not set it."""
+def _aim(observed: Observed, surrogate: Surrogate, pending: Array, pool: Array) -> _Aim:
+    """Say what a point is held against.
+
+    The front is what the surrogate believes of the trials, so that one lucky measurement does not set it. The corner
+    lies beyond the ends of that front and of the front which the surrogate expects there to be: one that is still too
+    short is worth extending, and what lies beyond both ends is not.
+    """
     feasible = observed.feasible
     if not feasible.any():
         corner = observed.values[observed.measured].max(axis=0) + 1.0
         return _Aim(surrogate, np.empty((0, len(corner))), corner)
     believed, _ = surrogate.predict(np.vstack([observed.features[feasible], pending]))
     members = believed[front(believed)]
-    worst, best = members.max(axis=0), members.min(axis=0)
-    corner = worst + np.maximum(_MARGIN * (worst - best), 1e-3)
-    return _Aim(surrogate, members, corner)
+    likely = pool[surrogate.feasibility(pool) > _LIKELY]
+    expected = np.vstack([members, surrogate.predict(likely)[0]]) if len(likely) else members
+    ends = expected[front(expected)]
+    worst = np.maximum(members.max(axis=0), ends.max(axis=0))
+    return _Aim(surrogate, members, worst + np.maximum(_MARGIN * (worst - ends.min(axis=0)), 1e-3))
 
 
 def _starting_points(
