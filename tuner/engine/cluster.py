@@ -7,6 +7,7 @@ share a GPU, since a group is only made where everything that it asks for is fre
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -110,8 +111,12 @@ def _connect(address: str) -> None:
         options["include_dashboard"] = False
     import ray
 
-    if not ray.is_initialized():
-        ray.init(address=address, **options)
+    if ray.is_initialized():
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(address=address, **options)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # Ray's would leave trials that run without ending them or saying so
 
 
 def _nodes() -> list[Node]:
