@@ -115,7 +115,7 @@ def _connect(address: str) -> None:
         return
     before = signal.getsignal(signal.SIGTERM)
     ray.init(address=address, **options)
-    if threading.current_thread() is threading.main_thread():
+    if before is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray's would leave trials that run without ending them or saying so
 
 
