@@ -130,8 +130,9 @@ def small_chunks() -> Finding:
         ),
         tried=(_twin_small_budgets(), _twin_thresholds(), _cpu_small(), _cpu_thresholds()),
         turns_on=(
-            "which chunks and whose TTFT: the threshold helps short prompts behind long ones, at the cost of the long "
-            "ones, and only where several requests may run at once; a smaller budget helps nobody"
+            "which chunks and whose TTFT: the threshold helps short prompts behind long ones, at the cost of the "
+            "long ones, and only where several requests may run at once; a smaller budget alone helped nobody beyond "
+            "the noise"
         ),
         why=(
             "A prompt's own first token hardly comes sooner in pieces: each piece reads the weights again. What can "

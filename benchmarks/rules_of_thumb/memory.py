@@ -226,7 +226,7 @@ def _blocks_logs() -> Tried:
 
 DOUBLES_POOL, DOUBLES_RUNNING = "the pool holds twice the tokens", "twice as many requests run"
 DOUBLE_NEAR = 0.1
-FP8_USES = (SMALL_POOL, 0.7, 0.9)
+FP8_USES = (SMALL_POOL, 0.6, 0.7, 0.9)
 CROWD = Mix("crowd", 480, a6000.CHAT.prompts, a6000.CHAT.output_tokens)
 """More chat requests than a bf16 pool holds, unless it is large."""
 
