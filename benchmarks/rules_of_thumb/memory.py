@@ -238,7 +238,9 @@ def fp8_cache() -> Finding:
         rule="An fp8 KV cache doubles the concurrency.",
         criterion=f"Tokens in the pool, or most requests at once, are 2 times as many, give or take {DOUBLE_NEAR:.0%}.",
         tried=(_fp8_twin(), _fp8_logs(), _fp8_study()),
-        turns_on="whether the pool is what limits the number of requests, and how much of it the buffers of the fp8 backend take",
+        turns_on=(
+            "whether the pool is what limits the number of requests, and how much of it the buffers of the fp8 backend take"
+        ),
         why=(
             "A token takes half the bytes, so that the pool holds twice the tokens, less what the memory model "
             "charges for the attention backend that fp8 needs, which shows where the pool is small. Twice as many "
