@@ -239,7 +239,8 @@ def fp8_cache() -> Finding:
         criterion=f"Tokens in the pool, or most requests at once, are 2 times as many, give or take {DOUBLE_NEAR:.0%}.",
         tried=(_fp8_twin(), _fp8_logs(), _fp8_study()),
         turns_on=(
-            "whether the pool is what limits the number of requests, and how much of it the buffers of the fp8 backend take"
+            "whether the pool is what limits the number of requests, and how much of it the buffers of the fp8 "
+            "backend take"
         ),
         why=(
             "A token takes half the bytes, so that the pool holds twice the tokens, less what the memory model "
