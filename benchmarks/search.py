@@ -78,10 +78,10 @@ def problem_named(name: str) -> Problem:
     return PROBLEMS[name]()
 
 
-def searcher_named(name: str, problem: Problem, seed: int) -> Searcher:
-    """Make a searcher."""
+def searcher_named(name: str, problem: Problem, seed: int, *, on_disk: bool = False) -> Searcher:
+    """Make a searcher; on disk to measure the time that its proposals take in a study."""
     if name in PARTS:
-        return Tuner(problem, seed, PARTS[name])
+        return Tuner(problem, seed, PARTS[name], on_disk=on_disk)
     if name.endswith("-gated"):
         return Gated(problem, searcher_named(name.removesuffix("-gated"), problem, seed))
     return LISTED[name](problem, seed) if name in LISTED else OptunaSearcher(problem, seed, MANNERS[name])
@@ -93,7 +93,8 @@ def _code(own: bool) -> str:
     shared = [Path(play.__file__), Path(searchers.__file__)]
     if own:
         tuner = here.parent / "tuner"
-        shared += [Path(ours.__file__), tuner / "proposer.py", tuner / "design.py", *(tuner / "search").glob("*.py")]
+        own_code = ("proposer.py", "chooser.py", "guidance.py", "design.py")
+        shared += [Path(ours.__file__), *(tuner / name for name in own_code), *(tuner / "search").glob("*.py")]
     return results.code_version(shared)
 
 
@@ -131,17 +132,15 @@ def perform(unit: Unit) -> str:
     run = play.play(
         problem,
         unit.searcher,
-        searcher_named(unit.searcher, problem, unit.seed),
+        searcher_named(unit.searcher, problem, unit.seed, on_disk=unit.trials > TRIALS),
         version=version,
         seed=unit.seed,
         trials=unit.trials,
         actors=unit.actors,
     )
     results.keep(run)
-    share = results.curve(run, problem)
-    at = " ".join(f"{share[min(n, len(share)) - 1]:.3f}" for n in (10, 20, 40))
     took_s = time.monotonic() - began_s
-    return f"{unit.problem:13} {unit.searcher:18} seed {unit.seed} × {unit.actors}: {at} ({took_s:.1f} s)"
+    return f"{unit.problem:13} {unit.searcher:18} seed {unit.seed} × {unit.actors} ({took_s:.1f} s)"
 
 
 def work(todo: Sequence[Unit], limit_s: float, workers: int) -> None:
@@ -178,6 +177,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--limit-s", type=float, default=float("inf"))
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--part", default="0/1", help="every so-manieth unit from a certain one on, as in 0/2 and 1/2")
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--todo", action="store_true")
     parser.add_argument("--table", action="store_true")
@@ -192,7 +192,8 @@ def main() -> None:
     elif arguments.widen:
         widen(arguments.problem, arguments.widen)
     else:
-        todo = missing(list(units(arguments)))
+        part, of = (int(x) for x in arguments.part.split("/"))
+        todo = missing(list(units(arguments))[part::of])
         if arguments.todo:
             print(f"{len(todo)} units are missing")
         else:

@@ -9,15 +9,22 @@ from typing import Any
 
 
 class Cache:
-    """Key -> JSON value; each new value is appended at once, so that nothing is computed twice in later runs."""
+    """Key -> JSON value; each new value is appended at once, so that nothing is computed twice in later runs.
 
-    def __init__(self, path: Path) -> None:
+    Parameters
+    ----------
+    version:
+        Of what the values are computed by; a file of another version is begun anew.
+    """
+
+    def __init__(self, path: Path, version: str) -> None:
         self._path = path
-        self._values: dict[str, Any] = {}
-        if path.exists():
-            for line in path.read_text().splitlines():
-                key, value = json.loads(line)
-                self._values[key] = value
+        self._version = version
+        lines = path.read_text().splitlines() if path.exists() else []
+        if lines and lines[0] != json.dumps(version):
+            path.unlink()
+            lines = []
+        self._values: dict[str, Any] = dict(json.loads(line) for line in lines[1:])
 
     def get(self, key: str) -> Any:
         """Return the value, or `None`."""
@@ -27,10 +34,11 @@ class Cache:
         """Keep a value."""
         self._values[key] = value
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps([key, value], separators=(",", ":")) + "\n"
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        if not self._path.exists():
+            self._path.write_text(json.dumps(self._version) + "\n")
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         try:
-            os.write(file, line.encode())
+            os.write(file, (json.dumps([key, value], separators=(",", ":")) + "\n").encode())
         finally:
             os.close(file)
 

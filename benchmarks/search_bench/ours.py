@@ -6,13 +6,16 @@ it, not by a switch of the tuner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from search_bench.problem import Changes, Knowledge, Problem, record
+from search_bench.problem import Changes, Knowledge, Predictor, Problem, record
 from search_bench.searchers import Outcome, Suggestion
+from tuner.chooser import Foresight
 from tuner.gate import Admitted, NotAdmitted
+from tuner.guidance import Predict
 from tuner.ledger import History
 from tuner.proposer import Proposal, Proposer
 from tuner.space import Parameter, Space
@@ -20,6 +23,7 @@ from tuner.spec import Search
 from tuner.study import INSISTS, REFUSALS_IN_A_ROW
 
 STARTUP_TRIALS = 6
+CALIBRATED_ON = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,15 @@ PARTS: Mapping[str, Parts] = {
 
 
 class Tuner:
-    """The tuner's proposer behind the benchmark's interface."""
+    """The tuner's proposer behind the benchmark's interface.
 
-    def __init__(self, problem: Problem, seed: int, parts: Parts) -> None:
+    Parameters
+    ----------
+    on_disk:
+        Whether Optuna's storage is a database, as in a study, or in memory: the same proposals in half the time.
+    """
+
+    def __init__(self, problem: Problem, seed: int, parts: Parts, *, on_disk: bool = False) -> None:
         knowledge = _without(problem.knowledge(), parts)
         self.refused = 0
         self._base = knowledge.base
@@ -58,15 +68,17 @@ class Tuner:
         self._records: list[Any] = []
         history = lambda: History(None, tuple(self._records), (), ())  # noqa: E731
         self._gate = knowledge.gate(history) if knowledge.gate else None
+        self._folder = tempfile.TemporaryDirectory(prefix="search-benchmark-")
         search = Search(sampler=parts.sampler, startup_trials=STARTUP_TRIALS if parts.design else 1, seed=seed)
         self._proposer = Proposer(
-            None,  # type: ignore[arg-type]  # Optuna's memory instead of a database: the same, and faster
+            f"sqlite:///{self._folder.name}/optuna.db" if on_disk else _memory(),
             problem.name,
             self._naming.space,
             search,
             constraints=[],
             objectives=[(parts.log, 1)] * 2,
             admits=self._admits,
+            foresight=Foresight(_predictions(knowledge.predict)) if knowledge.predict else None,
         )
         for source, changes in (("reference", problem.default), *knowledge.first):
             self._proposer.enqueue(source, self._naming.inner(changes), self._naming.inner(problem.default))
@@ -120,6 +132,27 @@ class Tuner:
             self._proposer.tell_violation(proposal.number, outcome.violation)
         else:
             self._proposer.tell_measured(proposal.number, outcome.values, {"memory": outcome.violation})
+
+
+def _memory() -> Any:
+    """Return a storage of Optuna in memory that the proposer takes for the address of one."""
+    import optuna
+
+    class Memory(optuna.storages.InMemoryStorage):  # type: ignore[misc]  # optuna is untyped here
+        def startswith(self, prefix: str) -> bool:
+            """It is no address of SQLite."""
+            return False
+
+    return Memory()
+
+
+def _predictions(predict: Predictor) -> Predict:
+    """Return the problem's predictor as the proposer asks it; calibrated on three trials, it is silent before."""
+
+    def predicted(configurations: Sequence[Changes], basis: int) -> Sequence[Sequence[float] | None]:
+        return [predict(changes) if basis >= CALIBRATED_ON else None for changes in configurations]
+
+    return predicted
 
 
 def _without(knowledge: Knowledge, parts: Parts) -> Knowledge:

@@ -21,6 +21,7 @@ from search_bench.results import (
 )
 
 AT = (10, 20, 40)
+LONG = 100
 NAMES = {
     "random": "random",
     "random-gated": "random, gate in front",
@@ -48,7 +49,8 @@ DRAWN = ("random", "sobol", "grid", "nsga2", "tpe-default", "tpe-tuned", "gp-opt
 
 def tables(problems: Sequence[Problem]) -> str:
     """Return Markdown: a table a problem, the ablation, and search in parallel."""
-    return "\n\n".join([*(_table(p) for p in problems), _ablation(problems), _parallel(problems)])
+    parts = [*(_table(p) for p in problems), _ablation(problems), _parallel(problems), _long(problems)]
+    return "\n\n".join(parts)
 
 
 def _alone(problem: Problem) -> dict[str, list[Run]]:
@@ -145,6 +147,24 @@ def _parallel(problems: Sequence[Problem]) -> str:
             if name in wanted:
                 at = " | ".join(_interval([c[min(n, len(c)) - 1] for c in curves]) for n in AT)
                 lines.append(f"| {problem.title} | {NAMES[name]} | {actors} | {len(curves)} | {at} |")
+    return "\n".join(lines)
+
+
+def _long(problems: Sequence[Problem]) -> str:
+    lines = [
+        "### Seconds to propose, trials 91 to 100",
+        "",
+        "| problem | search | seeds | median | max |",
+        "|---|---|---|---|---|",
+    ]
+    for problem in problems:
+        late: dict[str, list[list[float]]] = {}
+        for run in runs_of(problem.name):
+            if len(run.propose_s) >= LONG:
+                late.setdefault(run.searcher, []).append(run.propose_s[90:LONG])
+        for name, seconds in late.items():
+            line = f"| {problem.title} | {NAMES[name]} | {len(seconds)} | {np.median(seconds):.2f} "
+            lines.append(line + f"| {np.max(seconds):.2f} |")
     return "\n".join(lines)
 
 

@@ -115,8 +115,8 @@ def _values(c: Changes) -> Values:
 @cache
 def _best_known() -> list[Values]:
     """Search with mutation around the front, from a large even sample; noise-free and done once."""
-    kept = Cache(DATA / "synthetic-best.jsonl")
-    if (best := kept.get(Synthetic.version)) is None:
+    kept = Cache(DATA / "synthetic-best.jsonl", Synthetic.version)
+    if (best := kept.get("front")) is None:
         generator = np.random.default_rng(0)
         pool = [(c, _values(c)) for c in design_points(SPACE, 8192, 1) if _violation(c) <= 0]
         for _ in range(ROUNDS):
@@ -126,7 +126,7 @@ def _best_known() -> list[Values]:
             pool += [(c, _values(c)) for c in others if _violation(c) <= 0]
         members = sorted(values for _, values in _front(pool))
         best = [[float(f"{v:.6g}") for v in values] for values in members[:: max(1, len(members) // KEPT)]]
-        kept.put(Synthetic.version, best)
+        kept.put("front", best)
     return [(ttft, tpot) for ttft, tpot in best]
 
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -31,10 +31,13 @@ from search_bench.problem import Changes, Knowledge, Predictor, Truth, Values, c
 from tuner.config import EngineConfig
 from tuner.design import design_points
 from tuner.engine.protocol import MeasurePlan
+from tuner.engine.twin.devices import find_device
 from tuner.engine.twin.engine import TwinEngine
 from tuner.engine.twin.memory import KvPool
 from tuner.engine.twin.play import Prepared
-from tuner.engine.twin.steptime import Coefficients, StepCost, StepLoad
+from tuner.engine.twin.shape import model_shape, read_model_config
+from tuner.engine.twin.steptime import Coefficients, KernelChoice, StepCost, StepLoad
+from tuner.engine.vllm import vllm_version
 from tuner.gate import Gate
 from tuner.ledger import History
 from tuner.memory_model import MemoryPrediction
@@ -50,7 +53,7 @@ DATA = Path(__file__).parents[1] / "data" / "search"
 EXAMPLE = ROOT / "examples" / "a6000-qwen32b-longdoc.yaml"
 
 SPACE: dict[str, Any] = {
-    "gpu_memory_utilization": {"low": 0.36, "high": 0.96, "step": 0.04},
+    "gpu_memory_utilization": {"low": 0.32, "high": 0.96, "step": 0.04},
     "max_model_len": [33792, 65536, 98304, 131072],
     "max_num_seqs": [4, 8, 12, 16, 24, 32, 48, 64, 128, 256],
     "max_num_batched_tokens": [512 * 2 ** (i // 2) * (3 if i % 2 else 2) // 2 for i in range(17)],
@@ -135,13 +138,24 @@ class TwinProblem:
         self._document = _document(name, workload)
         self._field = _Field(len(SPACE), field_seed)
         self.default: Changes = DEFAULT
-        self._truths = Cache(DATA / f"{name}-truth.jsonl")
-        self._predictions = Cache(DATA / f"{name}-twin.jsonl")
-        self._calibrations = Cache(DATA / f"{name}-calibration.jsonl")
-        self._seen = Cache(DATA / f"{name}-seen.jsonl")
-        self.version = hashlib.sha256(json.dumps([workload, field_seed, _TRUTH], sort_keys=True).encode()).hexdigest()[
-            :8
-        ]
+        text = json.dumps([workload, field_seed, _TRUTH, self._twin_fingerprint()], sort_keys=True)
+        self.version = hashlib.sha256(text.encode()).hexdigest()[:8]
+        self._truths = Cache(DATA / f"{name}-truth.jsonl", self.version)
+        self._predictions = Cache(DATA / f"{name}-twin.jsonl", self.version)
+        self._seen = Cache(DATA / f"{name}-seen.jsonl", self.version)
+
+    def _twin_fingerprint(self) -> list[Any]:
+        """What the twin says of some steps, and whose scheduler it plays: another twin makes another truth."""
+        folder = config_folder(self.file)
+        assert folder is not None
+        shape = model_shape(read_model_config(folder))
+        cost = StepCost(shape, find_device(machine_of(self.file).name), KernelChoice(tensor_parallel=4))
+        loads = (
+            StepLoad(0, 0.0, 0, 1, 500, 1),
+            StepLoad(0, 0.0, 0, 64, 200000, 64),
+            StepLoad(4096, 1e7, 9000, 8, 9000, 9),
+        )
+        return [vllm_version(), *([float(f"{s:.6g}") for s in cost.components(load)] for load in loads)]
 
     @cached_property
     def file(self) -> StudyFile:
@@ -199,13 +213,27 @@ class TwinProblem:
     def _played(
         self, cache: Cache, engine: Callable[[], TwinEngine], changes: Changes, pool_tokens: int
     ) -> tuple[float, float, float]:
-        """Return p95 TTFT, p95 TPOT and the duration, in seconds."""
+        """Return p95 TTFT, p95 TPOT and the duration, in seconds.
+
+        Where nothing is shared, a pool that is larger than what a run with an ample one ever held schedules the same.
+        """
         schedule = self._schedule(changes, pool_tokens)
-        kept = cache.get(key := key_of(schedule))
-        if kept is None:
-            outcome = self._run(engine(), schedule)
-            cache.put(key, kept := _summary(outcome))
+        if not self._workload.shares_prefixes:
+            ample = self._kept(cache, engine, {**schedule, "pool": self._everything_tokens})
+            if ample[3] + self._workload.longest_tokens <= schedule["pool"]:
+                return (ample[0], ample[1], ample[2])
+        kept = self._kept(cache, engine, schedule)
         return (kept[0], kept[1], kept[2])
+
+    def _kept(
+        self, cache: Cache, engine: Callable[[], TwinEngine], schedule: Mapping[str, int | bool]
+    ) -> Sequence[float]:
+        """Return what a run showed, played where it was not yet."""
+        key = key_of(schedule)
+        if (kept := cache.get(key)) is None:
+            cache.put(key, kept := _summary(self._run(engine(), schedule), int(schedule["pool"])))
+        found: Sequence[float] = kept
+        return found
 
     def _schedule(self, changes: Changes, pool_tokens: int) -> dict[str, int | bool]:
         """Return what the schedule hangs on, equal for configurations that schedule alike.
@@ -216,20 +244,23 @@ class TwinProblem:
         c = {**DEFAULT, **changes}
         piece = c["long_prefill_token_threshold"]
         smaller = math.floor(math.log(pool_tokens) / math.log(POOL_STEP))
+        caching = bool(c["enable_prefix_caching"]) or not self._workload.shares_prefixes
+        enough = self._everything_tokens if caching else 10**7
         return {
             "seqs": min(c["max_num_seqs"], len(self._workload.requests)),
             "batched": c["max_num_batched_tokens"],
             "piece": 0 if piece >= c["max_num_batched_tokens"] else piece,
-            "caching": bool(c["enable_prefix_caching"]) if self._workload.shares_prefixes else True,
-            "pool": min(
-                self._everything_tokens, max(self._workload.longest_tokens + 2 * BLOCK, int(POOL_STEP**smaller))
-            ),
+            "caching": caching,
+            "pool": min(enough, max(self._workload.longest_tokens + 2 * BLOCK, int(POOL_STEP**smaller))),
         }
 
     @cached_property
     def _everything_tokens(self) -> int:
-        """Tokens of all requests together, in whole blocks: a pool of this size never evicts."""
-        return sum(-(-(r.prompt_tokens + r.output_tokens) // BLOCK + 1) * BLOCK for r in self._workload.requests)
+        """Tokens of all requests together, what is shared counted once: a pool of this size never evicts."""
+        requests = self._workload.requests
+        shared = {r.prompt_token_ids[: r.shared_tokens] for r in requests}
+        own = sum(r.prompt_tokens - r.shared_tokens + r.output_tokens + 2 * BLOCK for r in requests)
+        return own + sum(len(prefix) + BLOCK for prefix in shared)
 
     def _run(self, engine: TwinEngine, schedule: Mapping[str, int | bool]) -> Measurement:
         config = self._base.with_args(
@@ -253,8 +284,6 @@ class TwinProblem:
         return self._engine(TruthEngine, Coefficients(TRUE_COEFFICIENTS))
 
     def _engine(self, kind: type[TwinEngine], coefficients: Coefficients) -> TwinEngine:
-        from tuner.engine.twin.devices import find_device
-
         folder = config_folder(self.file)
         assert folder is not None
         ample = KvPool(10**7, 100.0)  # what there is stands in num_gpu_blocks_override
@@ -301,7 +330,7 @@ class TwinProblem:
         from tuner.engine.twin.replay import MeasuredTrial
 
         twin = self._engine(TwinEngine, Coefficients())
-        kept = self._calibrations.get(self.version)
+        kept = self._predictions.get("coefficients")
         if kept is None:
             trials: list[MeasuredTrial] = []
             for changes in (DEFAULT, *(c for _, c in self._recipes()), *design_points(self.space, 8, 0)):
@@ -310,9 +339,9 @@ class TwinProblem:
                     outcome = self._run(self._true_engine, self._schedule(changes, memory.kv_tokens))
                     config = self._base.with_args({**outcome.engine.effective_args})
                     trials.append(MeasuredTrial(config, self._workload, outcome))
-            kept = calibrate(trials, twin).to_json()
-            self._calibrations.put(self.version, kept)
-        return twin.with_coefficients(Coefficients.from_json(kept))
+            kept = dict(calibrate(trials, twin).values)
+            self._predictions.put("coefficients", kept)
+        return twin.with_coefficients(Coefficients(kept))
 
     # What it is measured by -----------------------------------------------------------------------------------------
 
@@ -393,11 +422,13 @@ def _position(p: Any, value: Any) -> float:
     return float(np.interp(value, choices, np.linspace(0, 1, len(choices))))
 
 
-def _summary(outcome: Measurement) -> list[float]:
+def _summary(outcome: Measurement, pool_tokens: int) -> list[float]:
+    """Return p95 TTFT, p95 TPOT, the duration, and the most tokens that the pool held after a step."""
     served = [r for r in outcome.requests if is_served(r)]
     ttft = percentile([t for r in served if (t := ttft_s(r)) is not None], 95)
     tpot = percentile([t for r in served if (t := tpot_s(r)) is not None], 95)
-    return [float(f"{x:.6g}") for x in (ttft, tpot, sum(outcome.duration_s))]
+    held = max(step.kv_usage for step in outcome.steps) * pool_tokens
+    return [float(f"{x:.6g}") for x in (ttft, tpot, sum(outcome.duration_s), held)]
 
 
 def _document(name: str, workload: dict[str, Any]) -> dict[str, Any]:
@@ -421,8 +452,15 @@ def _document(name: str, workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def long_documents() -> TwinProblem:
-    """Problem (b): the example's documents, arriving steadily."""
-    workload = yaml.safe_load(EXAMPLE.read_text())["workload"]
+    """Problem (b): the example's documents, half as many with half the answer, arriving steadily."""
+    workload = {
+        "kind": "long_documents",
+        "requests": 40,
+        "prompt_tokens": {512: 16, 2048: 12, 8192: 8, 32768: 4},
+        "output_tokens": 512,
+        "arrivals": {"kind": "poisson", "rate_per_s": 0.15},
+        "seed": 32,
+    }
     return TwinProblem("a6000-long", "(b) 4×A6000, 32B, long documents", workload, 21)
 
 
@@ -430,12 +468,12 @@ def shared_prefixes() -> TwinProblem:
     """Problem (c): questions on shared documents, in bursts."""
     workload = {
         "kind": "shared_prefix",
-        "requests": 96,
-        "prefixes": 12,
+        "requests": 60,
+        "prefixes": 10,
         "prefix_tokens": [8192, 16384],
         "question_tokens": {256: 2, 2048: 1},
-        "output_tokens": 384,
-        "arrivals": {"kind": "gamma", "rate_per_s": 0.5, "burstiness": 0.25},
+        "output_tokens": 256,
+        "arrivals": {"kind": "gamma", "rate_per_s": 0.3, "burstiness": 0.25},
         "seed": 33,
     }
     return TwinProblem("a6000-shared", "(c) 4×A6000, 32B, shared prefixes, bursts", workload, 22)
