@@ -41,7 +41,7 @@ def test_end_of_a_run_is_written_down_and_told(study: ToyStudy, tmp_path: Path) 
 
     (summary,) = told(tmp_path)
     assert (summary["study"], summary["ending"], summary["text"]) == ("toy", "budget", "3 of 3 trials are done")
-    assert summary["trials"] == {"complete": 3} | {k: v for k, v in summary["trials"].items() if k != "complete"}
+    assert sum(summary["trials"].values()) == 3
     assert summary["front"]
     assert [entry["event"] for entry in journal(study)] == ["run_begun", "run_ended"]
 
