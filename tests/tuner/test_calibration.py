@@ -106,7 +106,12 @@ def empty(tmp_path: Path) -> Measured:
 def study(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     made = Measured(tmp_path_factory.mktemp("measured"))
     for number, args in enumerate(
-        ({}, {"max_num_seqs": 1}, {"max_num_batched_tokens": 64}, {"max_num_seqs": 4, "max_num_batched_tokens": 200})
+        (
+            {},
+            {"max_num_seqs": 1},
+            {"max_num_seqs": 16, "max_num_batched_tokens": 64},
+            {"max_num_seqs": 4, "max_num_batched_tokens": 200},
+        )
     ):
         made.add(number, **args)
     return made

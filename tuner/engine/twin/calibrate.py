@@ -31,8 +31,8 @@ _PRIOR_WEIGHT = 1e-3
 """Weight of the catalogue against the data: settles what the data leaves open and moves nothing else."""
 _BOUND_WEIGHT = 1e4
 """The same for a component that the data cannot tell from others."""
-_SPEED_ROUNDS = 4
-"""Fit and the trials' own speeds follow from each other; after so many rounds neither moves by a percent."""
+_SPEED_ROUNDS = 10
+"""Fit and the trials' own speeds follow from each other; after so many rounds neither moves any more, to a percent."""
 _LEAST_SPREAD = 0.02
 """Share of a typical time below which residuals are not worth telling apart."""
 _WINDOW_STEPS = 20
@@ -213,7 +213,8 @@ def robust_nonnegative_fit(seconds_of: Array, measured_s: Array, prior_weights: 
         previous = factors
         # A triangle has the same least squares as all the rows; non-negative ones are then a matter of its few rows.
         equations = np.vstack([rows * root[:, None], prior_rows])
-        triangle: Array = np.linalg.qr(np.column_stack([equations, np.append(target * root, prior_target)]), mode="r")
+        both = np.column_stack([equations, np.append(target * root, prior_target)])
+        triangle: Array = np.asarray(np.linalg.qr(both, mode="r"))
         factors, _ = nnls(triangle[:, :-1], triangle[:, -1])
         residuals = np.abs(target - rows @ factors)
         spread = max(1.4826 * float(np.median(residuals)), floor)

@@ -12,7 +12,15 @@ from twin_samples import SMOLLM2, cpu_config, percentile_s, poisson
 from objectives.measurement import Failure, Measurement
 from tuner.config import EngineConfig
 from tuner.engine.protocol import MeasurePlan
-from tuner.engine.twin.calibrate import calibrate, robust_nonnegative_fit
+from tuner.engine.twin.calibrate import (
+    Followed,
+    calibrate,
+    calibrate_by_probe,
+    fit_sets,
+    follow,
+    own_speed,
+    robust_nonnegative_fit,
+)
 from tuner.engine.twin.coefficient_sets import calibration_key
 from tuner.engine.twin.devices import find_device
 from tuner.engine.twin.engine import TwinEngine
@@ -126,6 +134,52 @@ def test_what_no_trial_shows_stays_as_the_catalogue_has_it(twin: TwinEngine) -> 
     assert fitted.values["eager"] == fitted.values["communication"] == 1.0
 
 
+def test_what_every_step_pays_for_being_eager_moves_with_the_rest_until_some_step_does_not(twin: TwinEngine) -> None:
+    eager, compiled = trial(enforce_eager=True), trial(max_num_seqs=3)
+    alone, both = calibrate([eager], twin), calibrate([eager, compiled], twin)
+    assert "eager" not in alone.fitted
+    assert 0.5 < alone.values["eager"] < 3.0
+    assert "eager" in both.fitted
+
+
+@pytest.mark.parametrize("known", [1.0, 1.6], ids=["steady", "drifting"])
+def test_a_trial_of_a_slow_hour_is_recognised_by_its_own_steps(twin: TwinEngine, known: float) -> None:
+    trials = [trial(), dataclasses.replace(trial(speed=known, max_num_seqs=2), speed=1.0)]
+    blind = [dataclasses.replace(t, measurement=without_probes(t.measurement)) for t in trials]
+    found = calibrate_by_probe(blind, twin)
+    speeds = [own_speed(followed(t, twin), found) for t in blind]
+    assert speeds[1] / speeds[0] == pytest.approx(known, rel=0.05)
+
+
+def without_probes(measurement: Measurement) -> Measurement:
+    return dataclasses.replace(measurement, speed_before=None, speed_after=None)
+
+
+def followed(measured: MeasuredTrial, twin: TwinEngine, most_steps: int | None = None) -> Followed:
+    found = follow(measured, twin, most_steps)
+    assert found is not None
+    return found
+
+
+def test_a_long_trial_is_followed_for_as_many_steps_as_asked(twin: TwinEngine) -> None:
+    long = trial(repeats=2)
+    assert len(followed(long, twin, 60).measured_s) == 60
+    assert len(followed(long, twin).measured_s) == len(long.measurement.steps)
+
+
+def test_kernels_get_coefficients_of_their_own_and_unmeasured_ones_those_of_all(twin: TwinEngine) -> None:
+    plain, other = cpu_config(), cpu_config(enforce_eager=True)
+    trials = [trial(), trial(max_num_seqs=2), trial(enforce_eager=True)]
+    sets = fit_sets([followed(t, twin) for t in trials], twin)
+    assert sets.by_key.keys() == {twin.key(plain), twin.key(other)}
+    unmeasured = twin.key(cpu_config(kv_cache_dtype="fp8"))
+    assert sets.of(unmeasured) == sets.shared
+    calibrated = twin.with_coefficients(sets)
+    result = calibrated.run(plain, WORKLOAD, MeasurePlan(), lambda _: None)
+    assert isinstance(result, Measurement)
+    assert result.notes["calibrated_steps"] == sets.of(twin.key(plain)).steps
+
+
 def test_the_interval_holds_what_was_measured(twin: TwinEngine) -> None:
     fitted = calibrate([trial(), trial(max_num_seqs=2)], twin, key="k")
     assert fitted.ratio_interval is not None
@@ -161,3 +215,12 @@ def test_the_key_tells_apart_what_changes_kernels_and_nothing_else() -> None:
     assert base != calibration_key({"a": 1}, cpu, EngineConfig({"dtype": "float32"}))
     assert base != calibration_key({"a": 2}, cpu, EngineConfig({}))
     assert base != calibration_key({"a": 1}, find_device("H200"), EngineConfig({}))
+    assert base != calibration_key({"a": 1}, cpu, EngineConfig({}, {"VLLM_ATTENTION_BACKEND": "TRITON_ATTN"}))
+    assert base == calibration_key({"a": 1}, cpu, EngineConfig({"tensor_parallel_size": 1}))
+
+
+def test_eager_changes_the_kernels_of_a_cpu_and_only_the_launches_of_a_gpu() -> None:
+    eager = EngineConfig({"enforce_eager": True})
+    for device, same in ((find_device("cpu"), False), (find_device("A6000"), True)):
+        keys = {calibration_key({}, device, config) for config in (eager, EngineConfig({}))}
+        assert (len(keys) == 1) is same
