@@ -74,7 +74,7 @@ class Status:
             noted = json.loads((self.folder.path / RUN).read_text())
             ends_by = noted.pop("ends_by")
             limits = Limits(**noted)
-        except (OSError, ValueError, KeyError, TypeError):  # a run that begins just now
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a run that begins just now
             return None
         left_s = None if ends_by is None else ends_by - time.time()
         return outlook(self.history, self.study.front, limits, left_s)
