@@ -18,7 +18,7 @@ from tuner.spec import Search
 GAIN, FOLLOWS = "gain", "follows_twin"
 """Attributes of a choice: by how much the front is expected to grow, and whether predictions had a say."""
 PATIENCE = 3
-"""So many choices in a row that promise too little end a search."""
+"""So many choices in a row that promise too little end a search, and so many looks that find nothing to choose."""
 MOST_DESIGN_POINTS = 256
 """So many points of the design are looked at for one that may be tried."""
 
@@ -30,6 +30,14 @@ class Choice:
     source: str
     changes: Mapping[str, Value]
     attributes: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchEnd:
+    """Why a search is over: `exhausted` or `converged`, and the sentence."""
+
+    code: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,7 @@ class Chooser:
         self._search = search
         self._admits = admits
         self._noted = noted
+        self._in_vain = 0
         self._guidance: Guidance | None = None
         if foresight is not None and search.sampler == "gp":
             self._guidance = Guidance(
@@ -96,8 +105,10 @@ class Chooser:
                 return None
             found = self._suggested(past, seed, followed=followed)
             if found is not None:
+                self._in_vain = 0
                 return Choice("sampler", found.changes, {GAIN: found.gain, FOLLOWS: found.follows_guide})
         point = self._design_point(past)
+        self._in_vain = self._in_vain + 1 if point is None else 0
         return None if point is None else Choice("design", point)
 
     def _suggested(self, past: Past, seed: int, *, followed: bool) -> Suggestion | None:
@@ -131,21 +142,23 @@ class Chooser:
         if self._guidance is not None:
             self._guidance.rest(now=now)
 
+    def end(self, gains: Sequence[float]) -> SearchEnd | None:
+        """Say why nothing more is to be tried, or worth it; `None` while something is.
 
-def end_of_search(gains: Sequence[float], limit: float | None) -> str | None:
-    """Say why nothing more is worth a trial; `None` while something may be, or without a limit.
-
-    Parameters
-    ----------
-    gains:
-        What the choices of the model promised, in order.
-    limit:
-        The least share by which the hypervolume must be expected to grow.
-    """
-    latest = gains[-PATIENCE:]
-    if limit is None or len(latest) < PATIENCE or max(latest) >= limit:
-        return None
-    return (
-        f"the last {PATIENCE} proposals were each expected to grow the hypervolume by less than {limit:.2%}, the "
-        f"latest by {latest[-1]:.3%} (search.stop_when_gain_below)"
-    )
+        Parameters
+        ----------
+        gains:
+            What the choices of the model promised, in order.
+        """
+        if self._in_vain >= PATIENCE:
+            return SearchEnd(
+                "exhausted", "every configuration that was found is known or refused: nothing is left to try"
+            )
+        latest, limit = gains[-PATIENCE:], self._search.stop_when_gain_below
+        if limit is None or len(latest) < PATIENCE or max(latest) >= limit:
+            return None
+        text = (
+            f"the last {PATIENCE} proposals were each expected to grow the hypervolume by less than {limit:.2%}, the "
+            f"latest by {latest[-1]:.3%} (search.stop_when_gain_below)"
+        )
+        return SearchEnd("converged", text)

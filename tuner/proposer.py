@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tuner.chooser import FOLLOWS, GAIN, Choice, Chooser, Foresight, end_of_search
+from tuner.chooser import FOLLOWS, GAIN, Choice, Chooser, Foresight, SearchEnd
 from tuner.errors import StoreError
 from tuner.search.border import Admits
 from tuner.search.coordinates import Array
@@ -212,11 +212,10 @@ class Proposer:
         """Predict nothing in the background for now: something is measured that must not be disturbed."""
         self._chooser.rest(now=now)
 
-    def end_of_search(self) -> str | None:
-        """Say why nothing more is worth a trial; `None` while something may be, or where the study does not ask."""
+    def end_of_search(self) -> SearchEnd | None:
+        """Say why nothing more is to be tried, or worth it; `None` while something is."""
         trials = self._study.get_trials(deepcopy=False)
-        gains = [t.user_attrs[GAIN] for t in trials if GAIN in t.user_attrs]
-        return end_of_search(gains, self._search.stop_when_gain_below)
+        return self._chooser.end([t.user_attrs[GAIN] for t in trials if GAIN in t.user_attrs])
 
     def _describe(self, trial: optuna.Trial, source: str, changes: Mapping[str, Value]) -> None:
         trial.set_user_attr("source", source)

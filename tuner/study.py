@@ -138,8 +138,8 @@ class StudyRun:
         if self._refusals >= REFUSALS_IN_A_ROW:
             text = f"the last {REFUSALS_IN_A_ROW} proposals were known or refused: nothing is left to try"
             ending = Ending("exhausted", text)
-        elif step.code == "budget" and (reason := self._rooms.proposer.end_of_search()) is not None:
-            ending = Ending("converged", reason)
+        elif step.code == "budget" and (end := self._rooms.proposer.end_of_search()) is not None:
+            ending = Ending(end.code, end.text)
         if saved := saving(self._history):
             self._note("compile_cache", saved.sentence)
         self._note(ending.code, ending.text)

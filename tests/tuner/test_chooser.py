@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.chooser import Chooser, Foresight, end_of_search
+from tuner.chooser import Chooser, Foresight
 from tuner.search.coordinates import Coordinates
 from tuner.search.suggest import Past
 from tuner.space import Parameter
@@ -116,7 +116,26 @@ def test_twin_that_became_right_is_followed_again_and_that_is_said() -> None:
 
 
 def test_search_ends_when_three_choices_in_a_row_promise_too_little() -> None:
-    assert end_of_search([0.2, 0.001, 0.001], 0.002) is None
-    assert end_of_search([0.001, 0.001], 0.002) is None
-    assert end_of_search([0.2, 0.001, 0.0015, 0.001], None) is None
-    assert "0.20%" in (end_of_search([0.2, 0.001, 0.0015, 0.001], 0.002) or "")
+    stops, never = chooser([], stop_when_gain_below=0.002), chooser([])
+
+    end = stops.end([0.2, 0.001, 0.0015, 0.001])
+
+    assert end is not None
+    assert end.code == "converged"
+    assert "0.20%" in end.text
+    assert stops.end([0.2, 0.001, 0.001]) is None
+    assert stops.end([0.001, 0.001]) is None
+    assert never.end([0.2, 0.001, 0.0015, 0.001]) is None
+
+
+def test_search_ends_when_nothing_is_found_that_may_be_tried() -> None:
+    refusing = Chooser(
+        SPACE, Search(), objectives=2, model=list, admits=lambda _: 1.0, foresight=None, noted=lambda _: None
+    )
+    for _ in range(3):
+        assert refusing.end([]) is None
+        assert refusing.choose(past_of([]), 0, followed=True) is None
+
+    end = refusing.end([])
+    assert end is not None
+    assert end.code == "exhausted"
