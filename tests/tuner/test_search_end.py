@@ -23,5 +23,6 @@ def test_study_ends_when_the_next_trials_promise_less_than_it_asks(tmp_path: Pat
     ending = study.run(ToyEngine(), trials=50)
 
     assert ending.code == "converged"
-    assert [t.source for t in study.trials] == ["reference", "design", "design", "sampler", "sampler", "sampler"]
+    assert 6 <= len(study.trials) < len(SEQS) * len(CHUNKS)
+    assert [t.source for t in study.trials[-3:]] == ["sampler"] * 3
     assert study.history.notes[-1].code == "converged"
