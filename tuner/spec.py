@@ -172,7 +172,10 @@ class Search(Section):
         "than this share (on a logarithmic scale of times); left out: never. 0.002 is about what 5% noise can show.",
     )
     startup_trials: int = Field(
-        default=6, ge=1, description="Trials from a space-filling design before the sampler takes over."
+        default=4,
+        ge=1,
+        description="Configurations of the space that are tried before the sampler takes over: the reference and the "
+        "recipes where the space has them, then points that fill what fits evenly.",
     )
     seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of everything that is drawn.")
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from objectives import pareto
+
 Array = NDArray[np.float64]
 
 
@@ -34,6 +36,7 @@ def _improvement(means: Array, deviations: Array, front: Array, corner: Array) -
     if means.shape[1] == 1:
         best = min([float(corner[0]), *front[:, 0].tolist()])
         return _below(means[:, 0], deviations[:, 0], best)
+    front = front[pareto.front(front)]  # projected on fewer objectives, most of a front is dominated
     order = np.argsort(front[:, -1], kind="stable")
     levels = [*front[order, -1].tolist(), float(corner[-1])]
     total = np.zeros(len(means))

@@ -9,7 +9,7 @@ from objectives.pareto import hypervolume
 from tuner.search.improvement import expected_improvement
 
 
-@pytest.mark.parametrize("objectives", [1, 2, 3])
+@pytest.mark.parametrize("objectives", [1, 2, 3, 4])
 def test_expectation_is_that_of_drawn_points(objectives: int) -> None:
     generator = np.random.default_rng(objectives)
     front, corner = generator.random((5, objectives)), np.full(objectives, 1.1)
