@@ -46,8 +46,8 @@ WORTH_SEEING = 0.15
 """Relative change that an operator would not want to be hidden by noise."""
 
 DEFAULT_ROUNDS = 8
-"""Find an improvement of 15% in 98 of 100 verifications with the 6% noise a run of a shared machine; 5 rounds find it in
-80 there, and in 95 with 5% noise that the objectives share half of (benchmarks/verify.py)."""
+"""Find an improvement of 15% in 98 of 100 verifications with the 6% noise a run of a shared machine; 5 rounds find it
+in 80 there, and in 95 with 5% noise that the objectives share half of (benchmarks/verify.py)."""
 
 MIN_ROUNDS = 2
 """Fewer leave no degree of freedom for the noise."""
