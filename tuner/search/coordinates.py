@@ -5,6 +5,7 @@ A position is *snapped* when it is exactly where `tuner.design.position_of` puts
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -34,7 +35,7 @@ class Coordinates:
     @property
     def points(self) -> float:
         """Number of configurations; infinite where a parameter is a real number."""
-        return float(np.prod([p.cardinality for p in self._parameters]))
+        return math.prod(float(p.cardinality) for p in self._parameters)
 
     def position(self, changes: Mapping[str, Value]) -> Array:
         """Return the snapped position of a configuration, which must lie in the space."""

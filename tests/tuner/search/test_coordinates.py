@@ -75,6 +75,12 @@ def test_listing_everything_gives_each_configuration_once() -> None:
     assert len(set(keys(positions))) == len(positions)
 
 
+def test_space_with_more_configurations_than_an_integer_can_count_is_not_taken_for_a_small_one() -> None:
+    bytes_of_memory = Parameter(low=2**28, high=2**32, log=True)
+
+    assert Coordinates({f"p{i}": bytes_of_memory for i in range(4)}).points > 1e37
+
+
 def test_unseen_leaves_out_what_is_known_and_what_stands_twice() -> None:
     positions = np.array([[0.5, 0.5], [0.1, 0.2], [0.5, 0.5], [0.9, 0.9]])
 
