@@ -169,8 +169,8 @@ class Search(Section):
         gt=0,
         lt=1,
         description="End the study when three proposals in a row are expected to grow the front's hypervolume by less "
-        "than this share (on a logarithmic scale of times); left out: never. On a made-up problem with 5% noise, ten more "
-        "trials brought 2% where it was 0.01, and 1% where it was 0.004.",
+        "than this share (on a logarithmic scale of times); left out: never. On a made-up problem with 5% noise, ten "
+        "more trials brought 2% where it was 0.01, and 1% where it was 0.004.",
     )
     startup_trials: int = Field(
         default=4,
