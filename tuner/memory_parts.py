@@ -155,8 +155,8 @@ def _overhead_error(
     weights_gib: float,
 ) -> float:
     """GiB that a trial's activation and non-torch memory took beyond their estimate."""
-    parts = estimate_parts(arch, stage, settings, total_gib, None)
-    graphs = parts.graphs.value if trial.graphs_gib is None else trial.graphs_gib
+    graphs = terms.graphs(stage, settings).value if trial.graphs_gib is None else trial.graphs_gib
     charged = graphs if settings.charges_graphs else 0.0
     taken = settings.utilisation * total_gib - weights_gib - (trial.kv_gib or 0.0) - charged
-    return taken - parts.activation.value - parts.non_torch.value
+    activation = terms.activation(arch, stage, settings, total_gib).value
+    return taken - activation - terms.non_torch(stage, settings, total_gib).value
