@@ -78,7 +78,7 @@ class Tuner:
             constraints=[],
             objectives=[(parts.log, 1)] * 2,
             admits=self._admits,
-            foresight=Foresight(_predictions(knowledge.predict)) if knowledge.predict else None,
+            foresight=Foresight(self._naming.predictions(knowledge.predict)) if knowledge.predict else None,
         )
         for source, changes in (("reference", problem.default), *knowledge.first):
             self._proposer.enqueue(source, self._naming.inner(changes), self._naming.inner(problem.default))
@@ -146,15 +146,6 @@ def _memory() -> Any:
     return Memory()
 
 
-def _predictions(predict: Predictor) -> Predict:
-    """Return the problem's predictor as the proposer asks it; calibrated on three trials, it is silent before."""
-
-    def predicted(configurations: Sequence[Changes], basis: int) -> Sequence[Sequence[float] | None]:
-        return [predict(changes) if basis >= CALIBRATED_ON else None for changes in configurations]
-
-    return predicted
-
-
 def _without(knowledge: Knowledge, parts: Parts) -> Knowledge:
     return replace(
         knowledge,
@@ -183,3 +174,11 @@ class _Naming:
     def outer(self, changes: Changes) -> dict[str, Any]:
         """Return changes as the problem knows them."""
         return {n: self._words[n].get(v, v) if n in self._words else v for n, v in changes.items()}
+
+    def predictions(self, predict: Predictor) -> Predict:
+        """Return the problem's predictor as the proposer asks it; calibrated on three trials, it is silent before."""
+
+        def predicted(configurations: Sequence[Changes], basis: int) -> Sequence[Sequence[float] | None]:
+            return [predict(self.outer(changes)) if basis >= CALIBRATED_ON else None for changes in configurations]
+
+        return predicted
