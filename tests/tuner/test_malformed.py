@@ -64,7 +64,7 @@ def says_or_tells(command: Callable[[], object]) -> None:
         command()
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FILES), mutations())
 def test_study_with_a_changed_file_is_shown_or_refused_in_a_sentence(
     finished: Path,

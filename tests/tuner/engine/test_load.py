@@ -297,7 +297,7 @@ requests = st.builds(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     cases=st.lists(st.tuples(requests, events), min_size=1, max_size=8),
     cap=st.one_of(st.none(), st.integers(1, 3)),

@@ -79,6 +79,7 @@ def test_what_goes_wrong_is_a_failure_of_its_kind(kind: str, failure: FailureKin
 
 def test_a_silent_stranger_on_its_port_does_not_hide_that_the_server_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "_HEALTH_S", 0.2)
+    monkeypatch.setattr(serve, "_PROOF_S", 0.5)  # the port stays taken: nothing to wait for
     strangers: list[socket.socket] = []
 
     def take_its_port(family: list[ProcessIdentity]) -> None:
