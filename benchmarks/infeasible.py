@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from search import SEEDS, Unit, missing, work
+from search import SEEDS, Unit, missing, problem_named, work
 from search_bench.play import Run
 from search_bench.results import FIRST, runs_of
 
@@ -52,7 +52,7 @@ def main() -> None:
     wanted = [Unit(PROBLEM, name, seed) for name in SEARCHERS for seed in range(arguments.seeds)]
     if todo := missing(wanted):
         work(todo, arguments.limit_s, workers=2)
-    runs = [r for r in runs_of(PROBLEM) if r.actors == 1 and r.seed < arguments.seeds]
+    runs = [r for r in runs_of(problem_named(PROBLEM)) if r.actors == 1 and r.seed < arguments.seeds]
     print("| search | seeds | did not fit, first 5 | did not fit, after | refused without an engine, a study |")
     print("|---|---|---|---|---|")
     for name in SEARCHERS:

@@ -53,7 +53,7 @@ LISTED: dict[str, Callable[[Problem, int], Searcher]] = {
 ORDER = (
     "tuner", "tuner-no-twin", "random", "sobol", "grid", "tpe-tuned", "tpe-default", "nsga2", "tpe-tuned-gated",
     "sobol-gated", "random-gated", "tuner-no-gate", "tuner-alone", "tuner-no-recipes", "tuner-no-design",
-    "tuner-no-ordinal", "tuner-no-log", "gp-optuna", "gp-optuna-gated",
+    "tuner-short-design", "tuner-no-ordinal", "tuner-no-log", "gp-optuna", "gp-optuna-gated",
 )  # fmt: skip
 ALIKE = {"tuner-no-twin", "tuner-no-gate", "tuner-no-recipes", "tuner-alone"}
 """The same as `tuner` where nothing is known."""
@@ -119,7 +119,7 @@ def missing(wanted: Sequence[Unit]) -> list[Unit]:
     there = {
         (run.problem, run.searcher, run.seed, run.actors, len(run.values)): run.version
         for name in {u.problem for u in wanted}
-        for run in results.runs_of(name)
+        for run in results.runs_of(problem_named(name))
     }
     return [u for u in wanted if there.get((u.problem, u.searcher, u.seed, u.actors, u.trials)) != version_of(u)]
 
@@ -179,6 +179,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--part", default="0/1", help="every so-manieth unit from a certain one on, as in 0/2 and 1/2")
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--tidy", action="store_true", help="forget runs that were made again")
     parser.add_argument("--todo", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--widen", type=float, metavar="SECONDS")
@@ -187,8 +188,11 @@ def main() -> None:
     if arguments.table:
         print(make_snapshot())
     elif arguments.show:
-        print(tables(problems))
+        print(tables(problems, lambda run: run.version != version_of(Unit(run.problem, run.searcher, run.seed))))
         figure(problems, FIGURE)
+    elif arguments.tidy:
+        for problem in problems:
+            results.tidy(problem)
     elif arguments.widen:
         widen(arguments.problem, arguments.widen)
     else:

@@ -35,7 +35,7 @@ class Parts:
     log: bool = True
     ordinal: bool = True
     recipes: bool = True
-    design: bool = True
+    startup: int = STARTUP_TRIALS
     sampler: str = "gp"
 
 
@@ -46,7 +46,8 @@ PARTS: Mapping[str, Parts] = {
     "tuner-no-log": Parts(log=False),
     "tuner-no-ordinal": Parts(ordinal=False),
     "tuner-no-recipes": Parts(recipes=False),
-    "tuner-no-design": Parts(design=False),
+    "tuner-no-design": Parts(startup=1),
+    "tuner-short-design": Parts(startup=3),
     "tuner-alone": Parts(twin=False, gate=False, recipes=False),
 }
 
@@ -69,7 +70,7 @@ class Tuner:
         history = lambda: History(None, tuple(self._records), (), ())  # noqa: E731
         self._gate = knowledge.gate(history) if knowledge.gate else None
         self._folder = tempfile.TemporaryDirectory(prefix="search-benchmark-")
-        search = Search(sampler=parts.sampler, startup_trials=STARTUP_TRIALS if parts.design else 1, seed=seed)
+        search = Search(sampler=parts.sampler, startup_trials=parts.startup, seed=seed)
         self._proposer = Proposer(
             f"sqlite:///{self._folder.name}/optuna.db" if on_disk else _memory(),
             problem.name,

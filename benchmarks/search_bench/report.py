@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -42,49 +43,66 @@ NAMES = {
     "tuner-no-ordinal": "tuner without order of choices",
     "tuner-no-recipes": "tuner without recipes",
     "tuner-no-design": "tuner without design",
+    "tuner-short-design": "tuner with a design of 3 trials in all",
 }
-MAIN = [n for n in NAMES if not n.startswith("tuner-no-")] + ["tuner-no-twin"]
+MAIN = [n for n in NAMES if not n.startswith(("tuner-no-", "tuner-short-"))] + ["tuner-no-twin"]
 DRAWN = ("random", "sobol", "grid", "nsga2", "tpe-default", "tpe-tuned", "gp-optuna", "tuner-no-twin", "tuner")
 
 
-def tables(problems: Sequence[Problem]) -> str:
-    """Return Markdown: a table a problem, the ablation, and search in parallel."""
-    parts = [*(_table(p) for p in problems), _ablation(problems), _parallel(problems), _long(problems)]
+def tables(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> str:
+    """Return Markdown: a table a problem, the ablation, and search in parallel.
+
+    Parameters
+    ----------
+    is_stale:
+        Whether the searcher has changed since a run; such runs are shown, and said to be.
+    """
+    parts = [*(_table(p, is_stale) for p in problems), _ablation(problems), _parallel(problems), _long(problems)]
     return "\n\n".join(parts)
 
 
+@lru_cache(maxsize=8)
 def _alone(problem: Problem) -> dict[str, list[Run]]:
     """Return runs of 40 trials by one actor, by searcher."""
     found: dict[str, list[Run]] = {}
-    for run in runs_of(problem.name):
+    for run in runs_of(problem):
         if run.actors == 1 and len(run.values) <= max(AT):
             found.setdefault(run.searcher, []).append(run)
     return found
 
 
-def _table(problem: Problem) -> str:
+def _table(problem: Problem, is_stale: Callable[[Run], bool]) -> str:
     runs = _alone(problem)
     lines = [
         f"### {problem.title}",
         "",
-        f"Best known: front of {len(problem.known_points())} configurations.",
+        f"Best known: {best_known(problem)[1]} members of a front of {best_known(problem)[2]} configurations.",
         "",
         "| search | seeds | at 10 | at 20 | at 40 | trials to 90% | to 95% | hours to 90% | to 95% | do not fit | "
         "s to propose |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    lines += [_row(problem, name, runs[name]) for name in MAIN if name in runs]
+    for name in MAIN:
+        if name in runs:
+            old = sum(is_stale(run) for run in runs[name])
+            lines.append(_row(problem, name, runs[name], f"{len(runs[name])}" + (f" ({old} earlier)" if old else "")))
     return "\n".join(lines)
 
 
-def _row(problem: Problem, name: str, runs: Sequence[Run]) -> str:
-    shares = [curve(run, problem) for run in runs]
+@lru_cache(maxsize=8)
+def _curves(problem: Problem) -> dict[int, Array]:
+    """Return the curve of every run, by the identity of the run as `_alone` holds it."""
+    return {id(run): curve(run, problem) for runs in _alone(problem).values() for run in runs}
+
+
+def _row(problem: Problem, name: str, runs: Sequence[Run], seeds: str) -> str:
+    shares = [_curves(problem)[id(run)] for run in runs]
     at = [_interval([s[min(n, len(s)) - 1] for s in shares]) for n in AT]
     trials = [_median([trials_to(s, goal) for s in shares], "{:.0f}") for goal in (0.9, 0.95)]
     pairs = list(zip(runs, shares, strict=True))
     hours = [_median([hours_to(r, s, goal) for r, s in pairs], "{:.1f}") for goal in (0.9, 0.95)]
     propose = [s for run in runs for s in run.propose_s]
-    cells = [NAMES[name], str(len(runs)), *at, *trials, *hours, f"{infeasible_share(runs):.0%}"]
+    cells = [NAMES[name], seeds, *at, *trials, *hours, f"{infeasible_share(runs):.0%}"]
     return "| " + " | ".join([*cells, f"{np.median(propose):.2f}, max {max(propose):.1f}"]) + " |"
 
 
@@ -100,7 +118,7 @@ def _median(values: Sequence[float], form: str) -> str:
 
 
 def _ablation(problems: Sequence[Problem]) -> str:
-    names = [n for n in NAMES if n == "tuner" or n.startswith("tuner-no-")]
+    names = [n for n in NAMES if n == "tuner" or n.startswith(("tuner-no-", "tuner-short-"))]
     lines = [
         "### One part left out",
         "",
@@ -118,8 +136,8 @@ def _ablation(problems: Sequence[Problem]) -> str:
 
 def _ablated(problem: Problem, name: str) -> str:
     runs = _alone(problem)
-    mine = {r.seed: curve(r, problem) for r in runs.get(name, [])}
-    whole = {r.seed: curve(r, problem) for r in runs.get("tuner", [])}
+    mine = {r.seed: _curves(problem)[id(r)] for r in runs.get(name, [])}
+    whole = {r.seed: _curves(problem)[id(r)] for r in runs.get("tuner", [])}
     seeds = sorted(mine.keys() & whole.keys())
     if not seeds:
         return "–"
@@ -139,7 +157,7 @@ def _parallel(problems: Sequence[Problem]) -> str:
     ]
     for problem in problems:
         groups: dict[tuple[str, int], list[Array]] = {}
-        for run in runs_of(problem.name):
+        for run in runs_of(problem):
             if len(run.values) <= max(AT):
                 groups.setdefault((run.searcher, run.actors), []).append(curve(run, problem))
         wanted = {name for name, actors in groups if actors > 1}
@@ -159,7 +177,7 @@ def _long(problems: Sequence[Problem]) -> str:
     ]
     for problem in problems:
         late: dict[str, list[list[float]]] = {}
-        for run in runs_of(problem.name):
+        for run in runs_of(problem):
             if len(run.propose_s) >= LONG:
                 late.setdefault(run.searcher, []).append(run.propose_s[90:LONG])
         for name, seconds in late.items():
@@ -182,7 +200,7 @@ def figure(problems: Sequence[Problem], into: Path) -> None:
             if name not in colours:
                 continue
             curves = np.array(
-                [np.pad(c, (0, max(AT) - len(c)), mode="edge") for r in runs for c in [curve(r, problem)]]
+                [np.pad(c, (0, max(AT) - len(c)), mode="edge") for r in runs for c in [_curves(problem)[id(r)]]]
             )
             x = np.arange(1, max(AT) + 1)
             wide = 2.4 if name == "tuner" else 1.2
@@ -198,8 +216,3 @@ def figure(problems: Sequence[Problem], into: Path) -> None:
     into.parent.mkdir(parents=True, exist_ok=True)
     plots.savefig(into, dpi=110)
     plt.close(plots)
-
-
-def say_best(problem: Problem) -> str:
-    """Return a line on what is best known of a problem."""
-    return f"{problem.name}: best known {best_known(problem):.4f} from corner {problem.corner()}"

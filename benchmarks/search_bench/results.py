@@ -25,13 +25,21 @@ FIRST = 5
 """Trials after which proposals should fit."""
 
 
-def runs_of(problem: str) -> list[Run]:
-    """Return every finished run of a problem; of runs that were made again, the last."""
-    path = DATA / f"runs-{problem}.jsonl"
+def runs_of(problem: Problem) -> list[Run]:
+    """Return every finished run on a problem as it is now; of runs that were made again, the last."""
+    path = DATA / f"runs-{problem.name}.jsonl"
     if not path.exists():
         return []
     runs = [Run(**json.loads(line)) for line in path.read_text().splitlines()]
-    return list({(r.searcher, r.seed, r.actors, len(r.values) > 60): r for r in runs}.values())
+    runs = [run for run in runs if run.version.endswith(f"-{problem.version}")]
+    return list({(r.searcher, r.seed, r.actors, len(r.values)): r for r in runs}.values())
+
+
+def tidy(problem: Problem) -> None:
+    """Forget runs that were made again or are of another problem; while nothing else runs."""
+    path = DATA / f"runs-{problem.name}.jsonl"
+    lines = [json.dumps(run.document(), separators=(",", ":")) for run in runs_of(problem)]
+    path.write_text("".join(line + "\n" for line in lines))
 
 
 def keep(run: Run) -> None:
@@ -64,11 +72,11 @@ def _is_text(statement: ast.AST) -> bool:
 
 
 @lru_cache(maxsize=8)
-def best_known(problem: Problem) -> float:
-    """Hypervolume of the best known front, over logarithms, from the problem's corner."""
+def best_known(problem: Problem) -> tuple[float, int, int]:
+    """Hypervolume of the best known front, over logarithms, from the problem's corner; members of the front, points."""
     points = problem.known_points()
     members = np.log(np.array([points[i] for i in front_of(points)]))
-    return hypervolume(members, np.log(np.array(problem.corner())))
+    return hypervolume(members, np.log(np.array(problem.corner()))), len(members), len(points)
 
 
 def curve(run: Run, problem: Problem) -> Array:
@@ -82,7 +90,7 @@ def curve(run: Run, problem: Problem) -> Array:
             if (point < corner).all() and not ((known <= point).all(axis=1)).any():
                 known = np.vstack([known[~(known >= point).all(axis=1)], point])
         shares[index] = hypervolume(known, corner) if len(known) else 0.0
-    return shares / best_known(problem)
+    return shares / best_known(problem)[0]
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
