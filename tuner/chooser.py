@@ -114,8 +114,8 @@ class Chooser:
     def _suggested(self, past: Past, seed: int, *, followed: bool) -> Suggestion | None:
         if self._guidance is None:
             return suggest(past, self.coordinates, seed, self._admits)
-        guide, predicted = self._guidance.at(past.measured, past.positions)
-        found = suggest(past, self.coordinates, seed, self._admits, guide, predicted)
+        guide = self._guidance.at(past.measured, past.positions)
+        found = suggest(past, self.coordinates, seed, self._admits, guide)
         if guide is not None and found is not None and found.follows_guide != followed:
             outcome = "better: they are followed again" if found.follows_guide else "worse: they are not followed"
             self._noted(f"left-out trials are told with the twin's predictions {outcome}")

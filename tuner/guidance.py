@@ -65,15 +65,14 @@ class Guidance:
         if self._worker is not None:
             self._worker.start()
 
-    def at(self, measured: int, positions: Array) -> tuple[Guide | None, Array]:
-        """Return the guide after so many measured trials, and what is predicted at positions (n, size) themselves."""
+    def at(self, measured: int, positions: Array) -> Guide | None:
+        """Return the guide after so many measured trials, from predictions at positions (n, size) too."""
         basis = basis_of(measured)
         if basis not in self._explored:
             self._explored[basis] = explored(self._coordinates, lambda p: self._values(p, basis), self._seed)
         everywhere, values = self._explored[basis]
         predicted = self._values(positions, basis)
-        guide = guided(self._coordinates, np.vstack([everywhere, positions]), np.vstack([values, predicted]))
-        return guide, predicted
+        return guided(self._coordinates, np.vstack([everywhere, positions]), np.vstack([values, predicted]))
 
     def prepare(self, measured: int, positions: Array) -> None:
         """Have ready what `at` will be asked."""

@@ -19,7 +19,7 @@ _LOG_LENGTH = (-0.7, 1.0)
 """Mean and standard deviation of the logarithm of a length, for one feature; grows with the root of their number, as a
 distance does (Hvarfner et al., Vanilla Bayesian Optimization Performs Great in High Dimensions, 2024)."""
 _LOG_LEVEL = (0.0, 1.0)
-_LOG_NOISE = (-4.6, 1.5)
+LOG_NOISE = (-4.6, 1.5)
 """The same of the variance of the values, and of their noise, relative to the variance that was seen."""
 _LOG_LIMITS = (-7.0, 4.0)
 _ITERATIONS = 40
@@ -97,13 +97,17 @@ class GaussianProcess:
         )
 
 
-def fit(features: Array, values: Array, relative_noise: Array | None = None) -> GaussianProcess:
+def fit(
+    features: Array, values: Array, relative_noise: Array | None = None, log_noise: tuple[float, float] = LOG_NOISE
+) -> GaussianProcess:
     """Fit a process to values (n,) at features (n, columns).
 
     Parameters
     ----------
     relative_noise:
         Variance of the noise of each value relative to the others (n,); how large it is altogether is fitted.
+    log_noise:
+        Mean and standard deviation that are expected of the logarithm of its variance, the values' own being 1.
     """
     count = len(values)
     noise_of = np.ones(count) if relative_noise is None else relative_noise
@@ -111,7 +115,7 @@ def fit(features: Array, values: Array, relative_noise: Array | None = None) -> 
     scale = scale if scale > 1e-9 else 1.0
     scaled = (values - centre) / scale
     chosen = np.arange(count) if count <= MOST_TO_FIT else np.linspace(0, count - 1, MOST_TO_FIT).astype(int)
-    lengths, level, noise = _most_probable(features[chosen], scaled[chosen], noise_of[chosen])
+    lengths, level, noise = _most_probable(features[chosen], scaled[chosen], noise_of[chosen], log_noise)
     return _conditioned(features, scaled, noise_of, Fitted(lengths, level, noise, centre, scale))
 
 
@@ -125,13 +129,15 @@ def _conditioned(features: Array, scaled: Array, noise_of: Array, fitted: Fitted
     return GaussianProcess(fitted, features, scaled, noise_of, factor, weights)
 
 
-def _most_probable(features: Array, values: Array, noise_of: Array) -> tuple[Array, float, float]:
+def _most_probable(
+    features: Array, values: Array, noise_of: Array, log_noise: tuple[float, float]
+) -> tuple[Array, float, float]:
     """Return lengths, level and noise of the highest posterior density, from one fixed start."""
     from scipy.optimize import minimize
 
     columns = features.shape[1]
-    means = np.array([_LOG_LENGTH[0] + 0.5 * np.log(columns)] * columns + [_LOG_LEVEL[0], _LOG_NOISE[0]])
-    spreads = np.array([_LOG_LENGTH[1]] * columns + [_LOG_LEVEL[1], _LOG_NOISE[1]])
+    means = np.array([_LOG_LENGTH[0] + 0.5 * np.log(columns)] * columns + [_LOG_LEVEL[0], log_noise[0]])
+    spreads = np.array([_LOG_LENGTH[1]] * columns + [_LOG_LEVEL[1], log_noise[1]])
     squares = (features.T[:, :, None] - features.T[:, None, :]) ** 2
     found = minimize(
         _loss,

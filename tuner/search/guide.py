@@ -24,6 +24,8 @@ SPREAD = 192
 ROUNDS = 3
 NEAR = 48
 """Predictions around the predicted front, in each of so many rounds."""
+_LOG_NOISE = (-9.2, 1.0)
+"""Predictions have no noise; what is allowed for are steps that no smooth process follows."""
 _LEAST = 16
 """Fewer predictions guide nobody."""
 
@@ -71,4 +73,5 @@ def guided(coordinates: Coordinates, positions: Array, values: Array) -> Guide |
         return None
     positions, values = positions[known], values[known]
     features = coordinates.features(positions)
-    return Guide(positions[front(values)], tuple(fit(features, column) for column in values.T))
+    processes = tuple(fit(features, column, log_noise=_LOG_NOISE) for column in values.T)
+    return Guide(positions[front(values)], processes)

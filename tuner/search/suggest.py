@@ -85,22 +85,16 @@ def suggest(
     seed: int,
     admits: Admits,
     guide: Guide | None = None,
-    predicted: Array | None = None,
 ) -> Suggestion | None:
     """Return the most promising configuration, or `None` where nothing was measured or nothing is left.
 
     The same past and seed give the same answer.
-
-    Parameters
-    ----------
-    guide, predicted:
-        As `learned` takes them.
     """
     observed = Observed(coordinates.features(past.positions), past.values, past.violations, past.widths)
     if not observed.measured.any():
         return None
     pending = coordinates.features(past.pending)
-    surrogate = learned(observed, guide, predicted).believing(pending)
+    surrogate = learned(observed, guide).believing(pending)
     seen = set(keys(past.everything))
     generator = np.random.default_rng(seed)
     pool = _starting_points(past, observed, coordinates, generator, seed)

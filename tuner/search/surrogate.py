@@ -102,21 +102,19 @@ class Surrogate:
         )
 
 
-def learned(observed: Observed, guide: Guide | None = None, predicted: Array | None = None) -> Surrogate:
+def learned(observed: Observed, guide: Guide | None = None) -> Surrogate:
     """Fit the processes; there must be a trial with values.
 
-    Parameters
-    ----------
-    predicted:
-        What the predictor says of each trial itself (n, d), NaN where it says nothing; the guide fills in.
+    Ratios are those to what the guide makes of the predictions, also at trials that were predicted themselves: what it
+    gets wrong there must not come back as an improvement that no trial ever shows.
     """
     measured = observed.measured
     features, values, widths = observed.features[measured], observed.values[measured], observed.widths[measured]
     noise = [_relative_noise(column) for column in widths.T]
     plain = [fit(features, c, noise_of) for c, noise_of in zip(values.T, noise, strict=True)]
     chosen, follows = plain, [False] * len(plain)
-    if guide is not None and predicted is not None:
-        expected = np.where(np.isfinite(predicted[measured]), predicted[measured], guide.predict(features)[0])
+    if guide is not None:
+        expected, _ = guide.predict(features)
         ratios = [
             fit(features, column, noise_of) for column, noise_of in zip((values - expected).T, noise, strict=True)
         ]
