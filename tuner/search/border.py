@@ -42,7 +42,7 @@ class Border:
                 return row
             left[row] = 0.0
             if len(self._answers) <= 1:
-                for position in spread_points(self._coordinates, self._seed, _SPREAD)[:_SPREAD]:
+                for position in spread_points(self._coordinates, self._seed, _SPREAD):
                     self._answer(position)
             likely = _likely(self._process(), features)
         return None

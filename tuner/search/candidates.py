@@ -12,16 +12,22 @@ SPREAD = 512
 NEAR = 512
 """Points around the best ones, all together."""
 MOST_TO_LIST = 2048
-"""A space of so many configurations at most is listed whole."""
+"""All configurations of a space are candidates if they are so many at most."""
 _REACH = (0.02, 0.06, 0.2)
 """How far a parameter is moved, as shares of its range; always at least to its next value."""
 
 
-def spread_points(coordinates: Coordinates, seed: int, count: int = SPREAD) -> Array:
-    """Return snapped positions that fill the space evenly, or all there are."""
+def spread_points(coordinates: Coordinates, seed: int, count: int = SPREAD, all_up_to: int = 0) -> Array:
+    """Return snapped positions (count, size) that fill the space evenly; all there are, if they are not too many.
+
+    Parameters
+    ----------
+    all_up_to:
+        A space of so many configurations at most is listed whole.
+    """
     from scipy.stats import qmc
 
-    if coordinates.points <= MOST_TO_LIST:
+    if coordinates.points <= all_up_to:
         return coordinates.everything()
     sobol = qmc.Sobol(coordinates.size, scramble=True, rng=seed)
     return coordinates.snapped(sobol.random_base2((count - 1).bit_length())[:count])

@@ -51,7 +51,7 @@ class Guide:
 
 def explored(coordinates: Coordinates, predict: Predict, seed: int) -> tuple[Array, Array]:
     """Return positions and predicted objectives: over the space, and ever closer around the predicted front."""
-    positions = unseen(spread_points(coordinates, seed, SPREAD)[: 4 * SPREAD], set())
+    positions = unseen(spread_points(coordinates, seed, SPREAD, all_up_to=SPREAD), set())
     values = predict(positions)
     generator = np.random.default_rng(seed)
     for round_number in range(ROUNDS):

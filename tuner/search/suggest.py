@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from objectives.pareto import front, hypervolume
 from tuner.search.border import Admits, Border
-from tuner.search.candidates import near_points, spread_points
+from tuner.search.candidates import MOST_TO_LIST, near_points, spread_points
 from tuner.search.coordinates import Array, Coordinates, keys, unseen
 from tuner.search.guide import Guide
 from tuner.search.improvement import expected_improvement
@@ -160,8 +160,9 @@ def _aim(observed: Observed, surrogate: Surrogate, pending: Array, pool: Array) 
 def _starting_points(
     past: Past, observed: Observed, coordinates: Coordinates, generator: np.random.Generator, seed: int
 ) -> Array:
+    spread = spread_points(coordinates, seed, all_up_to=MOST_TO_LIST)
     feasible: NDArray[np.bool_] = observed.feasible
     if not feasible.any():
-        return spread_points(coordinates, seed)
+        return spread
     centres = past.positions[feasible][front(past.values[feasible])]
-    return np.vstack([spread_points(coordinates, seed), near_points(coordinates, centres, generator)])
+    return np.vstack([spread, near_points(coordinates, centres, generator)])

@@ -129,6 +129,15 @@ def test_spread_points_are_different_and_lie_on_values() -> None:
     assert len(set(keys(points))) > 0.9 * len(points)
 
 
+def test_small_space_is_listed_and_a_part_of_it_is_spread() -> None:
+    small = Coordinates({"seqs": Parameter(low=1, high=20), "block": Parameter(choices=(16, 32, 64, 128))})
+
+    assert len(spread_points(small, 0, 16, all_up_to=80)) == 80
+    part = spread_points(small, 0, 16)
+    assert len(part) == 16
+    assert len(set(part[:, 1].tolist())) == 4
+
+
 def test_near_points_differ_from_a_centre_in_one_to_three_parameters() -> None:
     centre = np.array([COORDINATES.position(TRIED[0])])
 
