@@ -58,7 +58,21 @@ class Agenda:
         changes = {name: mine for name, (mine, _) in record.config.difference(self._base).items()}
         self._proposer.enqueue_repeat(source, changes, number)
 
-    def queue_alone(self, history: History, has_time: Callable[[TrialRecord], bool]) -> bool:
+    def queue_last(self, history: History, has_time: Callable[[TrialRecord], bool]) -> bool:
+        """Queue what a study that stops still owes: its noise floor, and a last word on a front that was disturbed."""
+        return self._queue_noise(history, has_time) or self._queue_alone(history, has_time)
+
+    def _queue_noise(self, history: History, has_time: Callable[[TrialRecord], bool]) -> bool:
+        """Queue the reference for the noise floor where the budget ended before it was measured again."""
+        reference = history.reference
+        if reference is None or reference.state is not TrialState.COMPLETE or not has_time(reference):
+            return False
+        if len(_sentinels(history, ())) >= self._noise.aa_runs:
+            return False
+        self.queue_repeat(history, "sentinel", reference.number)
+        return True
+
+    def _queue_alone(self, history: History, has_time: Callable[[TrialRecord], bool]) -> bool:
         """Queue a member of the front that only ran beside busy neighbours, once these are known to disturb."""
         if not any(note.code == INTERFERENCE for note in history.notes):
             return False

@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
 
     run = add("run", _run, "run the study, or go on with it")
     run.add_argument("--fresh", action="store_true", help="put what was measured aside and start over")
-    run.add_argument("--trials", type=_positive, help="stop after so many trials; instead of the study file's")
+    run.add_argument("--trials", type=_positive, help="so many trials in all, those of earlier runs included")
     run.add_argument("--allow-different", action="store_true", help="go on though vLLM is another release")
     run.add_argument("--until", metavar="HH:MM", help="begin no trial that would not end by then")
 
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     submit.add_argument("--detach", action="store_true", help="do not wait for it and show what it prints")
     submit.add_argument("--requirements", type=Path, metavar="FILE", help="pinned packages that the job needs")
     submit.add_argument("--fresh", action="store_true", help="put what was measured there aside and start over")
-    submit.add_argument("--trials", type=_positive, help="stop after so many trials; instead of the study file's")
+    submit.add_argument("--trials", type=_positive, help="so many trials in all, those of earlier runs included")
     submit.add_argument("--until", metavar="HH:MM", help="begin no trial that would not end by then")
 
     jobs = add("jobs", _jobs, "list the studies that run, or ran, as jobs on a cluster", study=False)

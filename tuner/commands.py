@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,11 +95,30 @@ class Checked:
         lines += [f"objective  {o.name} ({o.unit or 'own'}), {o.direction}" for o in objectives_of(self.file)]
         lines += [f"constraint {text}" for text in ("memory", *self.file.spec.constraints)]
         lines += [f"recipe     {name}: {text}" for name, text in self.recipes]
+        for (unit, direction), names in _metrics_by_kind().items():
+            lines.append(f"metrics    {unit or 'no unit'}, {direction}: {', '.join(names)}")
         if self.memory is not None:
-            fit = "fit" if self.memory["fits"] else "do not fit"
-            lines.append(f"memory     vLLM's defaults {fit}: violation {self.memory['violation']:+.3f}")
-        lines.append("metrics    " + ", ".join(METRICS))
+            lines.append(f"memory     {_reference_memory(self.memory)}")
         return lines
+
+
+def _metrics_by_kind() -> dict[tuple[str, str], list[str]]:
+    """Names of the metrics by unit and direction."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for metric in METRICS.values():
+        kinds.setdefault((metric.unit, metric.direction), []).append(metric.name)
+    return kinds
+
+
+def _reference_memory(memory: Mapping[str, Any]) -> str:
+    """Say in words whether the reference fits: `tuner memory` has the figures one by one."""
+    share = abs(memory["violation"])
+    if memory["fits"]:
+        return f"the reference (vLLM's defaults and engine.args) fits, with {share:.0%} of what is needed to spare"
+    return (
+        f"the reference (vLLM's defaults and engine.args) is predicted NOT to fit, by {share:.1%}: trial 0 will "
+        "fail and nothing can be compared with it; `tuner memory` says what takes how much, change engine.args"
+    )
 
 
 def check(study: str) -> Checked:

@@ -134,13 +134,14 @@ def next_step(
     wanted = not searched_all and (limits.trials is None or done < limits.trials or is_open)
     missing = _missing(history, front, limits.rounds, under_way)
     kept_s = _kept_s(history, missing, pace, limits)
-    if wanted and (left_s is None or left_s >= pace.trial_s + kept_s):
+    needed_s = pace.trial_s + kept_s if _has_measured(history) else limits.closing_s
+    if wanted and (left_s is None or left_s >= needed_s):
         return Step("trial")
     for number, _ in missing:
         if left_s is None or left_s >= pace.again_s(_trial(history, number)) + limits.closing_s:
             return Step("confirm", repeats=number)
     if not wanted:
-        return Step("stop", code="budget", text=f"{done} of {limits.trials} trials are done")
+        return Step("stop", code="budget", text=_done(done, limits.trials))
     kept = f", of which {_words(kept_s)} are kept for the end" if kept_s else ""
     text = f"a trial takes about {pace.trial_s:.0f} s, {max(0.0, left_s or 0.0):.0f} s are left{kept}"
     return Step("stop", code="deadline", text=text)
@@ -168,10 +169,21 @@ def _kept_s(history: History, missing: Sequence[tuple[int, int]], pace: Pace, li
 
     Nothing is kept before the first measurement: there is nothing to confirm, and the guess would eat a short night.
     """
-    if not any(t.engine is not None for t in history.finished):
+    if not _has_measured(history):
         return 0.0
     confirm_s = _again_s(history, missing, pace, limits)
     return confirm_s + limits.rounds * pace.trial_s + limits.closing_s
+
+
+def _done(done: int, wanted: int | None) -> str:
+    if wanted is not None and done > wanted:
+        return f"{done} trials are done, {wanted} were asked for"
+    return f"{done} of {wanted} trials are done"
+
+
+def _has_measured(history: History) -> bool:
+    """Whether an engine ran here; before that, how long a trial takes is a guess, and refuses nothing."""
+    return any(t.engine is not None for t in history.finished)
 
 
 def _again_s(history: History, missing: Sequence[tuple[int, int]], pace: Pace, limits: Limits) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tuner.artifacts import write_json
 from tuner.ledger import History, StudyNote, TrialState
-from tuner.night import Deadline, Limits, Outlook, candidates, outlook
+from tuner.night import Deadline, Limits, Outlook, candidates, is_open, outlook
 from tuner.pace import Pace, StartKind, first_guess_s, saving
 from tuner.study_file import StudyFile
 from tuner.study_folder import StudyFolder
@@ -42,7 +42,8 @@ class Status:
 
     def document(self) -> dict[str, Any]:
         """Return it as a JSON document."""
-        counts = Counter(str(t.state) for t in self.study.trials)
+        interrupted = self._interrupted()
+        counts = Counter(str(t.state) for t in self.study.trials if t.number not in interrupted)
         pace = Pace.of(self.history, first_guess_s(self.file.spec.engine.backend))
         ahead = self.outlook()
         saved = saving(self.history)
@@ -50,6 +51,7 @@ class Status:
             "study": self.file.spec.study,
             "running": self.running,
             "counts": {str(state): counts.get(str(state), 0) for state in TrialState},
+            "interrupted_trials": interrupted,
             "refused_by_gate": sum(t.state is TrialState.INFEASIBLE and t.engine_s == 0 for t in self.study.trials),
             "engine_trials": candidates(self.history),
             "budget": self.file.spec.budget.model_dump(),
@@ -79,13 +81,17 @@ class Status:
         left_s = None if ends_by is None else ends_by - time.time()
         return outlook(self.history, self.study.front, limits, left_s)
 
+    def _interrupted(self) -> list[int]:
+        return [t.number for t in self.history.trials if is_open(t)]
+
     def _current(self) -> list[int]:
         return [t.number for t in self.study.trials if t.state is TrialState.RUNNING]
 
     def _ending(self) -> StudyNote | None:
-        if self.running or not self.study.notes:
-            return None
-        return next((note for note in reversed(self.study.notes) if note.code in ENDINGS), None)
+        """Why the last run ended; `None` while one runs, and where the last one was killed before it could say."""
+        ends = [note for note in self.study.notes if note.code in ENDINGS]
+        latest = max((t.started_at for t in self.history.trials), default=0.0)
+        return ends[-1] if ends and not self.running and ends[-1].at >= latest else None
 
     def lines(self) -> list[str]:
         """Return it as lines for people."""
@@ -103,13 +109,15 @@ class Status:
             lines.append(f"front: trial {number}  {shown}")
         went = "runs" if self.running else "was interrupted and will be run again"
         lines += [f"trial {number} {went}" for number in said["current_trials"]]
+        lines += [f"trial {n} was interrupted and will be run again" for n in said["interrupted_trials"]]
         if said["ends_at"] is not None:
             lines.append(f"ends about {clock(said['ends_at'])}; {said['ends_because']}")
         elif said["ends_because"] is not None:
             lines.append(said["ends_because"])
         if (ending := self._ending()) is not None:
             lines.append(f"ended {clock(ending.at)}: {ending.text}")
-        return lines + [f"note: {text}" for text in said["notes"][-5:]]
+        told = [note for note in self.study.notes if note.code not in ENDINGS]
+        return lines + [f"note: {clock(note.at)} {note.text}" for note in told[-5:]]
 
 
 def summary(name: str, study: StudyView, *, code: str, text: str, hours: float) -> dict[str, Any]:

@@ -151,7 +151,7 @@ class StudyRun:
             self._launch_waiting()
             if self._crew.has_place(self._waiting) and not self._reference_is_under_way():
                 step = self._step()
-                if step.kind != "stop" or self._queue_alone():
+                if step.kind != "stop" or self._queue_last():
                     if len(self._held) < HELD_AT_MOST:
                         if step.repeats is not None:
                             self._agenda.queue_repeat(self._history, "confirm", step.repeats)
@@ -161,8 +161,8 @@ class StudyRun:
                     return step
             self._hear()
 
-    def _queue_alone(self) -> bool:
-        return not self._jobs() and self._agenda.queue_alone(self._history, self._has_time_for)
+    def _queue_last(self) -> bool:
+        return not self._jobs() and self._agenda.queue_last(self._history, self._has_time_for)
 
     def _next(self) -> Proposal:
         return self._agenda.next(
@@ -251,6 +251,8 @@ class StudyRun:
 
     def _ends_at(self) -> float | None:
         """When the study is expected to end, in Unix seconds."""
+        if not any(t.engine is not None for t in self._history.finished) and self._deadline is None:
+            return None  # how long a trial takes is a guess yet
         limits = dataclasses.replace(self._limits, engines=max(1, len(self._crew.seats)))
         ends_in_s = outlook(self._history, self._front(), limits, self._left_s()).ends_in_s
         return None if ends_in_s is None else time.time() + ends_in_s
