@@ -22,7 +22,7 @@ from tuner.space import Parameter, Space
 from tuner.spec import Search
 from tuner.study import INSISTS, REFUSALS_IN_A_ROW
 
-STARTUP_TRIALS = 6
+STARTUP_TRIALS = Search().startup_trials
 CALIBRATED_ON = 3
 
 
