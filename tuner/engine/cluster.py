@@ -113,10 +113,12 @@ def _connect(address: str) -> None:
 
     if ray.is_initialized():
         return
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ray.init(address=address, **options)
-    if before is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)  # Ray's would leave trials that run without ending them or saying so
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in before.items():
+            if handler is not None:  # not Python's own
+                signal.signal(number, handler)  # Ray's would leave trials that run without ending them or saying so
 
 
 def _nodes() -> list[Node]:
