@@ -43,7 +43,7 @@ fast:
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile -m "not end_to_end and not browser" --ignore=tests/end_to_end
 
 end-to-end:
-	$(BIN)/pytest -q tests/end_to_end
+	$(BIN)/pytest -q --durations=12 tests/end_to_end
 
 docs:
 	$(BIN)/python scripts/document_study_file.py

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 from chaos_scene import PATIENCE_S, Command, Scene
 
-LOCKED_S = 15.0
+LOCKED_S = 60.0
 """A store is locked for this long; MLflow's and Optuna's own patience is 5 s unless it was raised."""
 
 ONCE = {"rounds": 0}
@@ -163,6 +163,11 @@ def full_store(scene: Scene) -> None:
 
 def full_artifacts(scene: Scene) -> None:
     _full(scene, scene.folder / "mlruns" / "artifacts", scene.rng.choice([16, 64, 200]))
+
+
+def full_trials(scene: Scene) -> None:
+    """No room for a trial's tables and logs."""
+    _full(scene, scene.study / "trials", scene.rng.choice([4, 16]))
 
 
 def full_cache(scene: Scene) -> None:
@@ -351,6 +356,7 @@ FAULTS: dict[str, Fault] = {
     "two drivers": Fault(two_drivers, "twin", 3),
     "reboot": Fault(rebooted, "twin", 3),
     "disk full: store": Fault(full_store, "twin", 4),
+    "disk full: tables and logs": Fault(full_trials, "twin", 2),
     "disk full: artefacts": Fault(full_artifacts, "twin", 2),
     "disk full: cache": Fault(full_cache, "twin", 1),
     "disk full: temporary files": Fault(full_temporary, "twin", 1),

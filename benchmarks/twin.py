@@ -64,6 +64,11 @@ class Row:
     values: tuple[float, float]
 
     @property
+    def key(self) -> str:
+        """Name of the measurement: a configuration may have been measured on both workloads."""
+        return f"{self.case.workload}/{self.case.name}"
+
+    @property
     def configuration(self) -> str:
         """Name of the configuration, the same for every measurement of it."""
         return self.case.name.partition("-again")[0]
@@ -163,7 +168,7 @@ def predict(row: Row, twin: TwinEngine, coefficients: CoefficientSets) -> Predic
 
 def score(rows: Sequence[Row], predictions: Mapping[str, Prediction], answer: str = "at_speed") -> dict[str, float]:
     """Spearman and median relative error of both figures, and the share of the measured front's hypervolume."""
-    predicted = np.array([getattr(predictions[r.case.name], answer) for r in rows])
+    predicted = np.array([getattr(predictions[r.key], answer) for r in rows])
     measured = np.array([r.values for r in rows])
     found = {}
     for column, name in enumerate(FIGURES):
@@ -199,7 +204,7 @@ def repeats(rows: Sequence[Row], predictions: Mapping[str, Prediction]) -> list[
             values = [r.values[column] for r in group]
             at_one = [
                 r.values[column] * p.common[column] / p.at_speed[column]
-                for r, p in ((r, predictions[r.case.name]) for r in group)
+                for r, p in ((r, predictions[r.key]) for r in group)
             ]
             apart.append(max(values) / min(values) - 1)
             corrected.append(max(at_one) / min(at_one) - 1)
@@ -233,7 +238,7 @@ def main() -> int:
     coefficients = fit_sets([r.followed for r in chosen], twin)
     fit_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
-    predictions = {r.case.name: predict(r, twin, coefficients) for r in rows}
+    predictions = {r.key: predict(r, twin, coefficients) for r in rows}
     play_s = (time.perf_counter() - began_s) / (3 * len(rows))
     others = [r for r in single if r not in chosen]
 
@@ -278,7 +283,7 @@ def main() -> int:
     print()
     print("\n".join(repeats(quickstart, predictions)))
     if arguments.rows:
-        print("\n".join(line(r, predictions[r.case.name]) for r in rows))
+        print("\n".join(line(r, predictions[r.key]) for r in rows))
     return int(any("missed" in cells for cells in body))
 
 
@@ -301,7 +306,7 @@ def spread(rows: Sequence[Row], twin: TwinEngine, choices: int) -> dict[str, str
         chosen = draw.sample(eager, 3)
         coefficients = fit_sets([r.followed for r in chosen], twin)
         others = [r for r in rows if r not in chosen]
-        for name, value in score(others, {r.case.name: predict(r, twin, coefficients) for r in others}).items():
+        for name, value in score(others, {r.key: predict(r, twin, coefficients) for r in others}).items():
             found[name].append(value)
     return {name: _range(values, name) for name, values in found.items()}
 
@@ -314,7 +319,7 @@ def _groups(rows: Sequence[Row], predictions: Mapping[str, Prediction], prefix: 
         [
             prefix + group,
             str(len(members)),
-            *(_range([predictions[r.case.name].at_speed[i] / r.values[i] for r in members]) for i in range(2)),
+            *(_range([predictions[r.key].at_speed[i] / r.values[i] for r in members]) for i in range(2)),
         ]
         for group, members in sorted(by_group.items())
     ]

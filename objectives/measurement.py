@@ -30,6 +30,8 @@ class FailureKind(StrEnum):
     """Out of device memory while the workload ran."""
     INVALID_CONFIG = "invalid_config"
     """vLLM refuses this combination of arguments, model and device."""
+    DOMINATED = "dominated"
+    """The run was ended early: whatever followed, it would have been worse in every objective than a trial before."""
 
     MEMORY_NOT_FREE = "memory_not_free"
     """Someone else, or a remnant of an earlier engine, holds the device's memory."""
@@ -62,7 +64,7 @@ class FailureKind(StrEnum):
     @property
     def is_configuration_fault(self) -> bool:
         """True: told to the optimiser as a violation and never tried again. False: the machine's fault, retried."""
-        return self.is_oom or self is FailureKind.INVALID_CONFIG
+        return self.is_oom or self in (FailureKind.INVALID_CONFIG, FailureKind.DOMINATED)
 
 
 class Stage(StrEnum):
@@ -91,6 +93,8 @@ class Failure:
         Memory that was needed and that was there, in GiB, where the evidence states them.
     fitting_tokens:
         The `max_model_len` that would fit, where vLLM's text states it.
+    at_least:
+        Objective -> lower bound, for a run that was ended because it was `dominated`.
     """
 
     kind: FailureKind
@@ -99,6 +103,7 @@ class Failure:
     needed_gib: float | None = None
     available_gib: float | None = None
     fitting_tokens: int | None = None
+    at_least: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

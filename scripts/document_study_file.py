@@ -335,7 +335,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _listed(words: Sequence[str], conjunction: str = "and") -> str:
-    return f"{', '.join(words[:-1])} {conjunction} {words[-1]}"
+    return f"{', '.join(words[:-1])} {conjunction} {words[-1]}" if len(words) > 1 else words[0]
 
 
 def _recipes() -> str:

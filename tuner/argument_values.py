@@ -67,13 +67,12 @@ def _parse_number(value: Any) -> float | None:
         return None
     if isinstance(value, int | float):
         return float(value)
-    match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?B?)\s*", str(value))
+    match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)([kKmMgGtT]?)\s*", str(value))
     if match is None:
         return None
     scale = match.group(2)
-    binary = scale.isupper() or match.group(3).startswith("i")
     power = " kmgt".index(scale.lower()) if scale else 0
-    return float(match.group(1)) * float((1024 if binary else 1000) ** power)
+    return float(match.group(1)) * float((1024 if scale.isupper() else 1000) ** power)
 
 
 def as_mapping(value: Any, scalar_key: str) -> Mapping[str, Any]:

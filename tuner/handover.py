@@ -22,7 +22,7 @@ from tuner.export.files import write as write_files
 from tuner.judge import objectives_of
 from tuner.ledger import TrialRecord, Verification
 from tuner.picks import pick
-from tuner.study import measure_plan
+from tuner.run_plan import measure_plan
 from tuner.study_file import StudyFile
 from tuner.study_folder import STORE, StudyFolder
 from tuner.view import StudyView, view
@@ -38,7 +38,7 @@ class Finished:
 
 def finish(file: StudyFile) -> Finished:
     """Export the knee beside the study and say where everything is."""
-    from tuner.report.verdict import verdict
+    from tuner.report.verdict import gains, verdict
 
     folder = StudyFolder.of(file.spec.study)
     study = view(folder.ledger.history(), objectives_of(file))
@@ -46,7 +46,8 @@ def finish(file: StudyFile) -> Finished:
     if study.knee is not None and not study.predicted:
         into = folder.path / "knee"
         paths = write_files(FORMATS["vllm"](_deployment(study, study.trial(study.knee))), into, force=True)
-        lines.append(f"knee: trial {study.knee}, exported to {' and '.join(_short(p) for p in paths)}")
+        doubt = "" if gains(study, study.knee) else " (no better than the defaults by more than the noise)"
+        lines.append(f"knee: trial {study.knee}{doubt}, exported to {' and '.join(_short(p) for p in paths)}")
     if study.front and not study.predicted:
         from tuner.report.html import write_report
 

@@ -13,8 +13,9 @@ from tuner.commands import argument_changes, load
 from tuner.config import EngineConfig
 from tuner.engine.config_check import ConfigChecker, Refused
 from tuner.errors import UsageError
+from tuner.first_trials import defaults
 from tuner.ledger import TrialState
-from tuner.opening import base_config, defaults, proposer_of
+from tuner.opening import base_config, proposer_of
 from tuner.study_file import StudyFile
 
 SOURCE = "operator"
@@ -80,7 +81,7 @@ def _checked(file: StudyFile, wanted: EngineConfig, log_path: Path) -> dict[str,
         answer = checker.check(wanted)
         if isinstance(answer, Refused):
             raise UsageError(f"vLLM refuses this configuration: {answer.message}")
-        return defaults(file, checker)
+        return defaults(file, base_config(file), checker)
     finally:
         checker.close()
 

@@ -30,6 +30,8 @@ class TrialState(StrEnum):
     """The configuration's fault: refused by the gate, failed for memory, invalid, or measured beyond a constraint."""
     VOID = "void"
     """Measured, but the measurement must not be compared."""
+    CENSORED = "censored"
+    """Ended early, since it was certain to be worse in every objective than a trial before: bounds, no measurement."""
     FAILED = "failed"
     """The machine's fault, or the tuner was interrupted; never held against the configuration."""
     RUNNING = "running"

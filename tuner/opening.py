@@ -15,11 +15,12 @@ from objectives.constraints import Constraint
 from tuner.chooser import Foresight
 from tuner.config import EngineConfig
 from tuner.engine.accelerators import accelerator_type_of, gpus_here
-from tuner.engine.config_check import ConfigChecker, Refused
+from tuner.engine.config_check import ConfigChecker
 from tuner.engine.pool import FixedPool
 from tuner.engine.protocol import EnginePool, TrialEngine
 from tuner.engine.vllm import vllm_version
 from tuner.errors import PreflightError, StudyFileError, UsageError, WorkloadError
+from tuner.first_trials import defaults, first_sources, queue_first_trials
 from tuner.gate import ForMemory, Gate
 from tuner.identity import begin
 from tuner.judge import objectives_of, user_metrics
@@ -28,14 +29,12 @@ from tuner.memory_model import MeasuredMemory, MemoryPrediction, predict
 from tuner.model_files import config_folder, config_json, context_tokens, vocabulary, weight_bytes
 from tuner.proposer import Proposer
 from tuner.quiet import Considerate, needs_quiet
-from tuner.recipes import Skipped, applicable
 from tuner.storage import storage_of
 from tuner.study import Listener, Rooms
 from tuner.study_file import StudyFile
 from tuner.study_folder import STORE, StudyFolder
 from tuner.tracking import BackgroundTracker, Tracker, default_artifact_root, default_uri
 from tuner.workload.build import BuiltWorkload, build
-from tuner.workload.model import Workload
 
 if TYPE_CHECKING:
     from tuner.engine.ray_pool import RayEnginePool
@@ -98,7 +97,10 @@ def build_workload(file: StudyFile, store: Path = STORE, *, download: bool = Fal
         trusted = bool(file.spec.engine.args.get("trust_remote_code"))
         tokenizer = load(file.model, trust_remote_code=trusted, download=download)
     ids = vocabulary(file, cache, download=download)
-    built = build(spec, tokenizer=tokenizer, vocabulary=ids, base_folder=file.folder, cache_folder=cache)
+    try:
+        built = build(spec, tokenizer=tokenizer, vocabulary=ids, base_folder=file.folder, cache_folder=cache)
+    except WorkloadError as error:
+        raise WorkloadError(f"{file.path}: workload: {error}") from error
     longest = built.workload.longest_tokens
     fixed = file.spec.engine.args.get("max_model_len")
     if isinstance(fixed, int) and fixed < longest:
@@ -373,7 +375,8 @@ def opened(
         if twin is not None and needs_quiet(file):
             listener = Considerate(listener, proposer.rest_predictions)
         if not first_sources(file) <= proposer.sources():
-            queue_first_trials(file, proposer, built.workload, listener, defaults(file, checker))
+            place = defaults(file, base_config(file), checker)
+            queue_first_trials(file, proposer, built.workload, listener.noted, place)
         pool = make_pool(file, folder, memory)
         stack.callback(pool.close)
         tracking = BackgroundTracker(tracker_of(file, store), ledger.history, folder.path, listener.noted)
@@ -404,47 +407,3 @@ def _gate_mode(file: StudyFile, history: History) -> Any:
     if file.spec.gate.memory != "verify" or not proven:
         return file.spec.gate.memory
     return "off" if "refuses nothing" in proven[-1].text else "refuse"
-
-
-def defaults(file: StudyFile, checker: ConfigChecker | None) -> dict[str, Any]:
-    """Return vLLM's own values of the searched arguments for this model, where they can be known.
-
-    Raises
-    ------
-    StudyFileError
-        When vLLM refuses the study's fixed arguments: then no trial could start.
-    """
-    if checker is None:
-        return {}
-    answer = checker.check(base_config(file))
-    if isinstance(answer, Refused):
-        raise StudyFileError(str(file.path), [("engine.args", f"vLLM refuses them: {answer.message}")])
-    return {name: answer.effective_args.get(name) for name in file.spec.space}
-
-
-def first_sources(file: StudyFile) -> set[str]:
-    """Sources of the trials that a study begins with."""
-    return {"reference", *(f"recipe:{name}" for name in file.spec.recipes)}
-
-
-def queue_first_trials(
-    file: StudyFile, proposer: Proposer, workload: Workload, listener: Listener, place: dict[str, Any]
-) -> None:
-    """Queue vLLM's defaults as the reference, then the recipes that can hold the workload, each if it is not there.
-
-    Something is there in a study that was killed while it began, or whose recipes were added later.
-    """
-    known = proposer.sources()
-    if "reference" not in known:
-        proposer.enqueue("reference", {}, place)
-    for name in file.spec.recipes:
-        changes = applicable(
-            name,
-            fixed=file.spec.engine.args,
-            longest_tokens=workload.longest_tokens,
-            num_gpus=file.spec.resources.gpus_per_engine,
-        )
-        if isinstance(changes, Skipped):
-            listener.noted(f"recipe {name} is skipped: {changes.reason}")
-        elif f"recipe:{name}" not in known:
-            proposer.enqueue(f"recipe:{name}", changes, place)

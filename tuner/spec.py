@@ -178,6 +178,12 @@ class Search(Section):
         description="Configurations of the space that are tried before the sampler takes over: the reference and the "
         "recipes where the space has them, then points that fill what fits evenly.",
     )
+    end_dominated: bool = Field(
+        default=False,
+        description="Whether a run is ended early when it is certain that a member of the front is better in every "
+        "objective, by a fifth and by twice the noise. It is kept as `censored`, with bounds in the place of values. "
+        "Takes objectives that are percentiles or maxima of TTFT, TPOT or E2EL.",
+    )
     seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of everything that is drawn.")
 
 

@@ -14,7 +14,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from objectives.measurement import FailureKind, Measurement
@@ -25,14 +24,14 @@ from tuner.agenda import Agenda
 from tuner.config import EngineConfig
 from tuner.crew import ATTEMPTS, Crew, Ended, Job, Progressed
 from tuner.drift import drift_note, interference_note
-from tuner.engine.protocol import EnginePool, MeasurePlan, Seat
+from tuner.engine.protocol import EnginePool, Seat
 from tuner.errors import StudyStoppedError
 from tuner.gate import Admitted, Gate, NotAdmitted
 from tuner.ledger import Attempt, History, Ledger, StudyNote, TrialLine, TrialRecord, TrialState
-from tuner.night import CLOSING_S, Deadline, Limits, Step, is_open, next_step, outlook
-from tuner.pace import FIRST_GUESS_S, TWIN_GUESS_S, Pace, saving
+from tuner.night import Deadline, Step, is_open, next_step, outlook
+from tuner.pace import Pace, saving
 from tuner.proposer import Proposal, Proposer
-from tuner.spec import Measure
+from tuner.run_plan import bars_of, limits_of, measure_plan
 from tuner.study_file import StudyFile
 from tuner.study_folder import StudyFolder
 from tuner.telling import tell
@@ -311,6 +310,9 @@ class StudyRun:
         number = job.record.number
         log_path = self._rooms.folder.trial(number) / "engine.log"
         plan = measure_plan(self._rooms.file.spec.measure, number * ATTEMPTS + job.measurements, log_path)
+        if job.proposal.repeats is None and job.proposal.source != "reference":
+            bars = bars_of(self._history, self._rooms.objectives, self._rooms.file.spec.search)
+            plan = dataclasses.replace(plan, bars=bars)
         if (left_s := self._left_s()) is not None:
             plan = dataclasses.replace(plan, end_by_s=time.monotonic() + left_s)
         self._crew.launch(job, seat, plan)
@@ -423,28 +425,3 @@ class StudyRun:
     def _write(self, line: TrialLine | StudyNote) -> None:
         self._ledger.append(line)
         self._history = self._history.after(line)
-
-
-def measure_plan(measure: Measure, salt: int, log_path: Path) -> MeasurePlan:
-    """Say how an engine is to be measured, as the study file asks; `salt` must be fresh for each measurement."""
-    return MeasurePlan(
-        repeats=measure.repeats,
-        speed_probe=measure.speed_probe,
-        salt=salt,
-        start_budget_s=measure.start_budget_s,
-        run_budget_s=measure.run_budget_s,
-        stop_budget_s=measure.stop_budget_s,
-        log_path=log_path,
-    )
-
-
-def limits_of(file: StudyFile, trials: int | None) -> Limits:
-    """What one run of a study may use; `trials` instead of the study file's where it is given."""
-    is_twin = file.spec.engine.backend == "twin"
-    return Limits(
-        trials=trials if trials is not None else file.spec.budget.trials,
-        rounds=file.spec.confirm.rounds,
-        first_guess_s=TWIN_GUESS_S if is_twin else FIRST_GUESS_S,
-        closing_s=TWIN_GUESS_S if is_twin else CLOSING_S,
-        engines=1 if is_twin or file.spec.resources.engines == "all" else file.spec.resources.engines,
-    )

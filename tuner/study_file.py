@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from objectives import metrics
 from objectives.constraints import Constraint
+from objectives.early_end import can_bound
 from objectives.throughput import SLO_KEYS
 from tuner.errors import StudyFileError
 from tuner.recipes import RECIPES
@@ -163,6 +164,11 @@ def _name_problems(spec: StudySpec) -> Iterator[Problem]:
     for index, objective in enumerate(spec.objectives):
         if ":" in objective.metric and objective.direction is None:
             yield f"objectives.{index}.direction", "is needed for a metric of your own: minimize or maximize"
+    if spec.search.end_dominated:
+        unbounded = [o.metric for o in spec.objectives if not can_bound(o.metric) or o.direction == "maximize"]
+        if unbounded or spec.measure.drift == "correct":
+            said = f"{unbounded[0]} is none" if unbounded else "measure.drift: correct divides them by the speed"
+            yield "search.end_dominated", f"takes percentiles or maxima of TTFT, TPOT or E2EL as objectives; {said}"
     if len({o.metric for o in spec.objectives}) < len(spec.objectives):
         yield "objectives", "name the same metric twice; keep one of the two"
 
@@ -194,6 +200,8 @@ def _metric_problem(name: str, spec: StudySpec) -> str | None:
 
 def _model_problems(file: StudyFile) -> Iterator[Problem]:
     if not is_local_model(file.spec.model):
+        if (file.folder / file.spec.model / "config.json").is_file():
+            yield "model", f"is a folder beside this file; write ./{file.spec.model}, or it is sought on the hub"
         return
     try:
         folder = Path(file.model)

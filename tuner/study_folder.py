@@ -187,6 +187,9 @@ def find(study: str, store: Path = STORE) -> Path:
         raise StudyFileError(study, [("", "there is no such file; correct the path, or name a study that was run")])
     origin = StudyFolder.of(study, store).origin
     if not origin.exists():
+        if _is_file(path.with_name(f"{path.name}.yaml")):
+            text = f"no study of this name was run here; for the file beside you, write {study}.yaml"
+            raise StudyFileError(study, [("", text)])
         known = sorted(p.parent.name for p in (store / "studies").glob("*/origin.json"))
         hint = f"studies here: {', '.join(known)}" if known else "no study was run in this folder yet"
         raise StudyFileError(study, [("", f"is neither a file nor the name of a study; {hint}")])

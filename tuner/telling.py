@@ -11,9 +11,14 @@ from tuner.view import Objective
 
 
 def tell(proposer: Proposer, objectives: Sequence[Objective], proposal: Proposal, record: TrialRecord) -> None:
-    """Tell Optuna. Predicted and measured alike; what the machine did wrong is never held against anything."""
+    """Tell Optuna. Predicted and measured alike; what the machine did wrong is never held against anything.
+
+    Of a run that was ended early the bounds are told: they are beaten with a margin as it is, and the truth is worse.
+    """
     score = record.score
-    if record.state in (TrialState.FAILED, TrialState.VOID) or score is None or proposal.repeats is not None:
+    if record.state is TrialState.CENSORED and record.failure is not None:
+        proposer.tell_measured(proposal.number, [record.failure.at_least[o.name] for o in objectives], {"memory": 0.0})
+    elif record.state in (TrialState.FAILED, TrialState.VOID) or score is None or proposal.repeats is not None:
         proposer.tell_unusable(proposal.number)
     elif record.engine is None:
         proposer.tell_violation(proposal.number, score.violations.get("memory", UNKNOWN_SHORTAGE))

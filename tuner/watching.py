@@ -18,8 +18,9 @@ from tuner.log_cap import cap_logs
 from tuner.night import Deadline
 from tuner.notify import notify
 from tuner.proposer import Proposal
+from tuner.run_plan import limits_of
 from tuner.status import note_run, summary
-from tuner.study import Ending, Listener, limits_of
+from tuner.study import Ending, Listener
 from tuner.study_file import StudyFile
 from tuner.study_folder import StudyFolder
 from tuner.view import view

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -15,20 +16,29 @@ from tuner.doctor import Examination, examine
 from tuner.engine.processes import ProcessIdentity
 from tuner.ledger import StudyNote, TrialState
 from tuner.night import is_open
+from tuner.study_folder import StudyFolder
 from tuner.view import view
 
 MODEL = {"model": "org/model"}
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of studies in which one of four trials has run to its end."""
+    studies = tmp_path_factory.mktemp("finished")
+    ToyStudy.at(studies).run(ToyEngine(), trials=4)
+    return studies
+
+
 @pytest.fixture
-def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyStudy:
-    """A finished study of four trials, where the commands look for it."""
+def study(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyStudy:
+    """A copy of it, where the commands look for it."""
     monkeypatch.chdir(tmp_path)
     # MLflow takes seconds to lay out its tables; its part has tests of its own in test_tracking.
     monkeypatch.setattr(doctor, "CHECKS", {n: c for n, c in doctor.CHECKS.items() if n != "mlflow"})
-    toy = ToyStudy.at(tmp_path / "mlruns" / "studies")
-    toy.run(ToyEngine(), trials=4)
-    return toy
+    studies = tmp_path / "mlruns" / "studies"
+    shutil.copytree(finished, studies)
+    return ToyStudy(StudyFolder(studies / "toy"))
 
 
 def ledger_of(study: ToyStudy) -> Path:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from toy_study import DEFAULTS, WORKLOAD, Heard, ToyEngine, ToyStudy
 
-from tuner.opening import first_sources, queue_first_trials
+from tuner.first_trials import first_sources, queue_first_trials
 
 
 def queue(study: ToyStudy) -> Heard:
     heard = Heard()
-    queue_first_trials(study.file, study.proposer(), WORKLOAD, heard, DEFAULTS)
+    queue_first_trials(study.file, study.proposer(), WORKLOAD, heard.noted, DEFAULTS)
     return heard
 
 

@@ -27,7 +27,6 @@ from tuner.spec import Notify
 from tuner.status import Status, summary
 from tuner.study import StudyRun
 from tuner.tracking import Tracker
-from tuner.tracking.store import Store
 from tuner.view import front_document, view
 from tuner.watching import Watch
 
@@ -40,7 +39,7 @@ NEEDED = frozenset({"ledger.jsonl", "identity.json", "optuna.db"})
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def place(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Path]:
     """A study with secrets that was run, tracked, reported, exported and told about; one of its engines printed one."""
     root = tmp_path_factory.mktemp("planted")
     env = {"DB_PASSWORD": VARIABLE, "HF_HUB_OFFLINE": "1"}
@@ -61,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ending = StudyRun(rooms, trials=4, deadline=None).run()
     begin(toy.file, toy.folder, rooms.workload, "0.32.0")
     shown = view(toy.history, toy.file_objectives)
-    Store(f"sqlite:///{root / 'mlflow.db'}", root).experiment("none")
+    shutil.copy(empty_database, root / "mlflow.db")
     Tracker(toy.file_objectives, uri=f"sqlite:///{root / 'mlflow.db'}", artifact_root=root / "artifacts").sync(
         dataclasses.replace(toy.history, header=_header(toy)), toy.folder.path, live=False
     )

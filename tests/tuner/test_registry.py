@@ -21,7 +21,6 @@ from tuner.export.deployment import Deployment, deployment
 from tuner.ledger import History
 from tuner.tracking import Tracker
 from tuner.tracking.registry import ALIAS, Registered, model_name
-from tuner.tracking.store import Store
 from tuner.view import Objective, view
 
 # MLflow calls what SQLAlchemy has deprecated.
@@ -71,19 +70,11 @@ def download(uri: str, tracking_uri: str, into: Path) -> Path:
     return into
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow takes seconds to make its tables; every test gets a copy."""
-    path = tmp_path_factory.mktemp("registry") / "mlflow.db"
-    Store(f"sqlite:///{path}", path.parent).experiment("none")
-    return path
-
-
 @pytest.fixture
-def registry(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+def registry(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     monkeypatch.setattr("tuner.tracking.summary.write_figures", lambda *_: [])
     monkeypatch.setattr("tuner.tracking.summary.report_page", lambda *_: "")
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
     place = Registry(tmp_path)
     write_study(place.folder, HISTORY, tables=False)
     place.sync()

@@ -26,14 +26,6 @@ OBJECTIVES = (Objective("ttft_p95_s", "s"), Objective("tpot_p95_s", "s"))
 HISTORY = sample_history(16)
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow takes seconds to make its tables; every test gets a copy."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    Store(f"sqlite:///{path}", path.parent).experiment("none")
-    return path
-
-
 class Place:
     """A store and a study folder of one test."""
 

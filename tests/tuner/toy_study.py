@@ -6,7 +6,9 @@ and the front is known.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,6 +176,7 @@ class ToyStudy:
         """Make a study whose file differs from `SPEC` by these keys, its reference queued."""
         study = cls(StudyFolder(path / "toy"), changes)
         study.folder.prepare()
+        (study.folder.path / "optuna.db").write_bytes(_empty_storage())
         study.proposer().enqueue("reference", {}, DEFAULTS)
         return study
 
@@ -235,6 +238,16 @@ class ToyStudy:
         """What Optuna was told: trial number -> state, violation of `starts`."""
         trials = self.proposer()._study.get_trials(deepcopy=False)
         return {t.number: (t.state.name, t.constraints.get("starts")) for t in trials}
+
+
+@functools.cache
+def _empty_storage() -> bytes:
+    """Optuna's storage without a study: to lay out its tables takes longer than most toy studies."""
+    import optuna
+
+    with tempfile.TemporaryDirectory() as folder:
+        optuna.storages.RDBStorage(f"sqlite:///{folder}/optuna.db")
+        return Path(folder, "optuna.db").read_bytes()
 
 
 def exact_front() -> set[tuple[int, int]]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-from objectives.measurement import EngineFacts, Measurement, Stage
+from objectives.measurement import EngineFacts, Failure, Measurement, Stage
 from tuner.config import EngineConfig
 from tuner.engine.cores import bind_engine
 from tuner.engine.failures import stage_line
@@ -130,7 +130,7 @@ class EngineHost:
                 return Broken(Stage.CONFIG, traceback.format_exc())
         return self._engine.facts
 
-    async def measure(self, workload: Workload, plan: MeasurePlan) -> Measurement | Broken:
+    async def measure(self, workload: Workload, plan: MeasurePlan) -> Measurement | Failure | Broken:
         """Measure a workload on the engine that runs."""
         assert self._engine is not None, "start() comes before measure()"
         with _output_to(self._log):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from objectives.early_end import Bar
 from objectives.measurement import Failure, Measurement
 from tuner.config import EngineConfig
 from tuner.workload.model import Request, Workload
@@ -33,6 +34,8 @@ class MeasurePlan:
         File that the engine's own output is appended to; `None` discards it.
     end_by_s:
         A reading of `time.monotonic` by which the trial is ended whatever it does, as `interrupted`; `None` for never.
+    bars:
+        Members of the front: a run that is certain to be beaten by one is ended early, as `dominated`.
     """
 
     repeats: int = 1
@@ -44,6 +47,7 @@ class MeasurePlan:
     sample_interval_s: float = 0.5
     log_path: Path | None = None
     end_by_s: float | None = None
+    bars: tuple[Bar, ...] = ()
 
 
 Progress = Callable[[str], None]

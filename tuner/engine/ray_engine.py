@@ -189,7 +189,7 @@ class RayTrialEngine:
         )
         if isinstance(measured, Broken):
             return self._classified(plan.log_path, measured)
-        assert isinstance(measured, Measurement)
+        assert isinstance(measured, Measurement | Failure)
         return measured
 
     def _on_its_machines(self, config: EngineConfig) -> EngineConfig:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from objectives.intervals import percentile
-from objectives.measurement import EngineFacts, Measurement, SpeedProbe, StepRecord
+from objectives.measurement import EngineFacts, Failure, Measurement, SpeedProbe, StepRecord
 from objectives.validity import (
     NOTE_CLIENT_LATENESS,
     NOTE_FOREIGN_PROCESSES,
@@ -24,6 +24,7 @@ from objectives.validity import (
 )
 from tuner.engine.load import LoadResult, run_load
 from tuner.engine.protocol import MeasurePlan, Progress, TokenSource
+from tuner.engine.race import Race
 from tuner.engine.telemetry import DeviceSampler
 from tuner.workload.fresh import fresh
 from tuner.workload.model import Request, Workload
@@ -71,8 +72,8 @@ async def measure(
     sampler: Callable[[], DeviceSampler],
     foreign_processes: Callable[[], int],
     progress: Progress,
-) -> Measurement:
-    """Measure a workload on an engine that has just started.
+) -> Measurement | Failure:
+    """Measure a workload on an engine that has just started; a `dominated` failure where it need not be finished.
 
     Parameters
     ----------
@@ -94,6 +95,7 @@ async def measure(
     steps: list[StepRecord] = []
     loads: list[LoadResult] = []
     strangers = foreign_processes()
+    race = Race(plan.bars, len(workload.requests) * plan.repeats)
     with sampler() as samples:
         progress(f"run 0/{len(workload.requests)}")
         for repeat in range(plan.repeats):
@@ -105,7 +107,10 @@ async def measure(
                 id_prefix=f"{plan.salt}",
                 repeat=repeat,
                 on_progress=progress,
+                is_enough=race.is_lost_after if plan.bars else None,
             )
+            if race.lost is not None:
+                return race.lost
             loads.append(load)
             steps += engine.steps.take(load.started_s, repeat)
             strangers = max(strangers, foreign_processes())

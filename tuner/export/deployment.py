@@ -201,6 +201,7 @@ def _require_measured(record: TrialRecord) -> None:
     reason = {
         TrialState.VOID: "its measurement is void (" + _void_codes(record) + ")",
         TrialState.INFEASIBLE: "its configuration is infeasible" + _infeasible_because(record),
+        TrialState.CENSORED: "its run was ended early, so that only bounds of its values are known",
         TrialState.FAILED: "the machine failed under it",
         TrialState.RUNNING: "it still runs",
     }[record.state]

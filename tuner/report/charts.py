@@ -26,7 +26,7 @@ def front_chart(study: StudyView) -> Chart:
     unseen = sum(t.score is None and t.state is not TrialState.RUNNING for t in study.trials)
     caption = "Bars are 95% intervals" + ("; the line joins the front." if len(others) == 1 else ".")
     if unseen:
-        caption += f" {count(unseen, 'trial')} without a measurement (refused or failed) cannot be drawn here."
+        caption += f" {count(unseen, 'trial')} without a measurement (refused, failed, ended early) cannot be drawn."
     return Chart("front", titled(study, "Front"), caption, panels, panel_height=520)
 
 

@@ -61,9 +61,18 @@ def verdict(study: StudyView) -> Verdict:
     )
 
 
+def gains(study: StudyView, number: int) -> bool:
+    """Whether a trial is better than the reference in anything by more than the noise; true where there is none."""
+    row = trial_row(study, number)
+    if row is None or row.reference:
+        return False
+    return study.reference is None or any(cell.better for cell in row.cells)
+
+
 def failures_by_kind(study: StudyView) -> list[tuple[str, str, int, TrialRecord]]:
     """Kind, stage, how often, and the latest example of each way to fail, most frequent first."""
-    failed = [(t.failure.kind.value, t.failure.stage.value, t) for t in study.trials if t.failure]
+    ended = [t for t in study.trials if t.state is not TrialState.CENSORED]
+    failed = [(t.failure.kind.value, t.failure.stage.value, t) for t in ended if t.failure]
     latest = {(kind, stage): trial for kind, stage, trial in failed}
     counts = Counter((kind, stage) for kind, stage, _ in failed)
     return [(kind, stage, number, latest[kind, stage]) for (kind, stage), number in counts.most_common()]

@@ -213,9 +213,11 @@ def _documents(trial: TrialRecord) -> dict[str, Any]:
 
 
 def _status(trial: TrialRecord) -> str:
-    """MLflow's state of the run: FAILED wherever no engine ran to the end, whoever is to blame."""
+    """MLflow's state of the run: FAILED wherever no engine ran to the end, whoever is to blame; KILLED where we did."""
     if trial.state is TrialState.RUNNING:
         return "RUNNING"
+    if trial.state is TrialState.CENSORED:
+        return "KILLED"
     return "FAILED" if trial.failure else "FINISHED"
 
 

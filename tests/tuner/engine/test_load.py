@@ -13,6 +13,8 @@ from tuner.engine.load import LoadAbortedError, LoadResult, run_load
 from tuner.engine.protocol import EngineDiedError, TokenDelta
 from tuner.workload.model import Request, Workload
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 FINISH = TokenDelta(0, finish_reason="length")
 
 

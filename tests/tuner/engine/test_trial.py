@@ -6,20 +6,30 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from objectives.early_end import bar
 from objectives.engine_use import HOST
-from objectives.measurement import EngineFacts, Measurement, StepRecord
+from objectives.measurement import EngineFacts, Failure, FailureKind, Measurement, RequestRecord, StepRecord
 from tuner.engine import trial
 from tuner.engine.protocol import EngineDiedError, MeasurePlan, TokenDelta
+from tuner.engine.race import Race
 from tuner.engine.telemetry import DeviceSampler
 from tuner.engine.trial import MAX_WARMUP_PROBES, PROBE_OUTPUT_TOKENS, PROBE_PROMPT_TOKENS, measure
 from tuner.workload.model import Request, Workload
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 REQUESTS = tuple(Request(0.001 * i, tuple(range(100 + i, 140 + i)), 4) for i in range(3))
 WORKLOAD = Workload("short", REQUESTS, (100, 50_000), seed=0)
 FACTS = EngineFacts("vllm", "0.32.0", "cpu", 1, "m", 20.0, max_model_len=4096)
+
+
+RECORD = RequestRecord(
+    "r", 40, 4, 0.0, 0.0, first_token_s=5.0, last_token_s=9.0, finish_reason="length", token_times_s=(5, 6, 7, 9)
+)
 
 
 @dataclass
@@ -60,7 +70,7 @@ class Engine:
         self.events.append("forget")
 
 
-async def run(engine: Engine, strangers: Callable[[], int] = lambda: 0, **plan: object) -> Measurement:
+async def run(engine: Engine, strangers: Callable[[], int] = lambda: 0, **plan: object) -> Any:
     stages: list[str] = []
     result = await measure(
         engine,
@@ -202,6 +212,36 @@ async def test_engine_that_cannot_serve_one_request_alone_is_not_measured() -> N
 
     with pytest.raises(RuntimeError, match="3 of 4 tokens arrived for a request that was alone"):
         await run(engine)
+
+
+SLOW = bar(7, {"ttft_p95_s": 1e-9, "tpot_p95_s": 1e-9}, {})
+FAST = bar(8, {"ttft_p95_s": 90.0, "tpot_p95_s": 90.0}, {})
+
+
+async def test_run_that_the_front_is_certain_to_beat_is_ended_early() -> None:
+    engine = Engine(token_s=lambda _: 0.001)
+
+    result = await run(engine, bars=(FAST, SLOW))
+
+    assert isinstance(result, Failure)
+    assert result.kind is FailureKind.DOMINATED
+    assert result.at_least["tpot_p95_s"] > 0
+    assert "trial 7 has" in result.message
+    assert ids(engine)[-1].startswith("7-")  # no probe afterwards
+
+
+async def test_run_that_the_front_may_not_beat_goes_on_to_its_end() -> None:
+    result = await run(Engine(), bars=(FAST,), repeats=2)
+
+    assert isinstance(result, Measurement)
+    assert len(result.requests) == 6
+
+
+def test_run_that_is_beaten_only_by_its_last_request_is_a_measurement() -> None:
+    race = Race((SLOW,), planned=1)
+
+    assert not race.is_lost_after(RECORD)
+    assert race.lost is None
 
 
 async def test_request_that_fails_is_a_record_with_its_error() -> None:

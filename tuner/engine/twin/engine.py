@@ -18,6 +18,7 @@ from objectives.measurement import (
 )
 from tuner.config import EngineConfig
 from tuner.engine.protocol import MeasurePlan, Progress
+from tuner.engine.race import Race
 from tuner.engine.twin.coefficient_sets import CoefficientSets, calibration_key
 from tuner.engine.twin.devices import DeviceKind, DeviceSpec
 from tuner.engine.twin.memory import KvPool, MemoryOracle, exact_pool, known_pool, pool_too_small, token_bytes
@@ -213,6 +214,7 @@ def _play(
     steps: list[StepRecord] = []
     durations: list[float] = []
     left_s = plan.run_budget_s
+    race = Race(plan.bars, len(workload.requests) * plan.repeats)
     for repeat in range(plan.repeats):
         progress(f"predict run {repeat + 1}/{plan.repeats}")
         scheduler.forget_prefixes()
@@ -220,11 +222,14 @@ def _play(
         failure = run.play(left_s)
         if failure is not None:
             return failure
-        requests += run.records()
+        records = run.records()
+        if any(race.is_lost_after(r) for r in sorted(records, key=lambda r: r.last_token_s or 0.0)):
+            break
+        requests += records
         steps += run.steps
         durations.append(run.duration_s)
         left_s -= run.duration_s
-    return requests, steps, durations
+    return race.lost or (requests, steps, durations)
 
 
 @contextmanager

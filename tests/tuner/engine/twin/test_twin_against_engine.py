@@ -57,4 +57,4 @@ def test_the_probe_tells_the_machine_from_the_configuration(twin: TwinEngine) ->
     trials = [recorded(name) for name in RUNS[:3]]
     calibrated = twin.with_coefficients(calibrate_by_probe(trials, twin))
     for trial in trials:  # recorded within minutes on a steady machine, with chunks of 2048, 128 and 256 tokens
-        assert probe_speed(trial, calibrated) == pytest.approx(1.0, abs=0.06)
+        assert probe_speed(trial, calibrated) == pytest.approx(1.0, abs=0.08)

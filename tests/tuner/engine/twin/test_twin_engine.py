@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from twin_samples import QWEN_32B, SMOLLM2, cpu_config, poisson
 
+from objectives.early_end import bar
 from objectives.measurement import Failure, FailureKind, Measurement, SpeedProbe, Stage
 from tuner.config import EngineConfig
 from tuner.engine.protocol import MeasurePlan
@@ -44,6 +45,17 @@ def test_every_token_of_every_request_is_produced_in_order(measure: Measure) -> 
         assert record.first_scheduled_s < record.first_token_s
         assert all(a < b for a, b in pairwise(record.token_times_s))
         assert record.token_times_s[-1] == record.last_token_s
+
+
+def test_run_that_the_front_is_certain_to_beat_is_ended_early_also_here(twin: TwinEngine) -> None:
+    workload = poisson(30, 20.0)
+    tight = bar(3, {"ttft_p95_s": 1e-6, "tpot_p95_s": 1e-6}, {})
+
+    lost = run(twin, cpu_config(), workload, bars=(tight,))
+
+    assert isinstance(lost, Failure)
+    assert lost.kind is FailureKind.DOMINATED
+    assert isinstance(run(twin, cpu_config(), workload, bars=(bar(3, {"ttft_p95_s": 1e6}, {}),)), Measurement)
 
 
 def test_what_is_predicted_says_so(measure: Measure) -> None:
