@@ -255,7 +255,7 @@ class Scene:
 
     def ends(self) -> list[dict[str, Any]]:
         """Records of trials that are over, a line each."""
-        records = [line["record"] for line in self.lines() if line["kind"] == "trial"]
+        records = [line["record"] for line in self.lines() if line["kind"] == "trial" and "record" in line]
         return [r for r in records if r["state"] != "running" and not _is_open(r)]
 
     def processes(self) -> list[psutil.Process]:
