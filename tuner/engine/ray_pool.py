@@ -14,7 +14,7 @@ from tuner.engine.host import EngineHost
 from tuner.engine.processes import ProcessIdentity
 from tuner.engine.protocol import Seat
 from tuner.engine.ray_engine import RayTrialEngine
-from tuner.errors import PreflightError
+from tuner.errors import PreflightError, StudyStoppedError
 
 FIRST_SEAT_S = 600.0
 """What a caller that wants one engine waits for its room: another study may still have it."""
@@ -79,7 +79,13 @@ class RayEnginePool:
         self._looked_s: float | None = None
 
     def seats(self) -> Sequence[Seat]:
-        """Return the seats whose room is there; rooms are asked for on machines that joined."""
+        """Return the seats whose room is there; rooms are asked for on machines that joined.
+
+        Raises
+        ------
+        StudyStoppedError
+            When the Ray that this process started is gone: nothing can be asked of it any more.
+        """
         now_s = time.monotonic()
         if self._looked_s is None or now_s - self._looked_s > LOOK_EVERY_S or not self._places:
             self._looked_s = now_s
@@ -104,6 +110,8 @@ class RayEnginePool:
         return engine
 
     def _look(self) -> None:
+        if self._cluster.is_local and not self._cluster.nodes():
+            raise StudyStoppedError("Ray on this machine has died; run the study again, it goes on where it was")
         for place in list(self._places):
             if place.room.nodes and not place.room.is_there():
                 self._places.remove(place)
