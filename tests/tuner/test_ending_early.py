@@ -15,7 +15,9 @@ BEATEN = Failure(FailureKind.DOMINATED, Stage.RUN, "after 3 of 20 requests it is
 def test_runs_are_held_against_the_front_only_where_the_study_says_so(tmp_path: Path) -> None:
     plans = {}
     for end_dominated in (False, True):
-        study = ToyStudy.at(tmp_path / str(end_dominated), search={"sampler": "random", "end_dominated": end_dominated})
+        study = ToyStudy.in_memory(
+            tmp_path / str(end_dominated), search={"sampler": "random", "end_dominated": end_dominated}
+        )
         engine = ToyEngine(lambda config, _: measured(config))
         study.run(engine, trials=4)
         plans[end_dominated] = [plan.bars for _, plan in engine.runs]
@@ -28,7 +30,9 @@ def test_runs_are_held_against_the_front_only_where_the_study_says_so(tmp_path: 
 
 def test_what_is_measured_again_on_purpose_is_measured_to_its_end(tmp_path: Path) -> None:
     search = {"sampler": "random", "end_dominated": True}
-    study = ToyStudy.at(tmp_path, search=search, noise={"aa_runs": 1, "sentinel_every": 2}, confirm={"rounds": 1})
+    study = ToyStudy.in_memory(
+        tmp_path, search=search, noise={"aa_runs": 1, "sentinel_every": 2}, confirm={"rounds": 1}
+    )
     engine = ToyEngine(lambda config, _: measured(config))
 
     study.run(engine, trials=5)
@@ -39,7 +43,7 @@ def test_what_is_measured_again_on_purpose_is_measured_to_its_end(tmp_path: Path
 
 
 def test_run_that_was_ended_early_is_censored_and_told_with_its_bounds(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, search={"sampler": "random", "end_dominated": True})
+    study = ToyStudy.in_memory(tmp_path, search={"sampler": "random", "end_dominated": True})
     engine = ToyEngine(lambda config, call: BEATEN if call == 1 else measured(config))
 
     study.run(engine, trials=4)

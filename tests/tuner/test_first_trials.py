@@ -14,7 +14,7 @@ def queue(study: ToyStudy) -> Heard:
 
 
 def test_recipe_added_to_the_file_later_is_queued_once(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     study.run(ToyEngine(), trials=2)
     assert first_sources(study.file) <= study.proposer().sources()
 
@@ -28,7 +28,7 @@ def test_recipe_added_to_the_file_later_is_queued_once(tmp_path: Path) -> None:
 
 
 def test_study_that_was_killed_while_it_began_is_completed(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, recipes=["chat", "low-latency"])
+    study = ToyStudy.in_memory(tmp_path, recipes=["chat", "low-latency"])
 
     queue(study)
     study.run(ToyEngine(), trials=3)
@@ -37,7 +37,7 @@ def test_study_that_was_killed_while_it_began_is_completed(tmp_path: Path) -> No
 
 
 def test_recipe_that_cannot_be_tried_is_skipped_with_its_reason(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, recipes=["long-document-a6000"])
+    study = ToyStudy.in_memory(tmp_path, recipes=["long-document-a6000"])
 
     heard = queue(study)
 

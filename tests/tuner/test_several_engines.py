@@ -23,7 +23,7 @@ from tuner.ledger import TrialRecord, TrialState
 from tuner.view import view
 
 LOST = Failure(FailureKind.NODE_LOST, Stage.RUN, "10.0.0.2 left the cluster")
-SEVERAL = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SEVERAL = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass
@@ -67,7 +67,7 @@ PAUSES = st.lists(st.sampled_from([0.0, 0.002, 0.01, 0.03]), min_size=1, max_siz
 def test_whatever_the_order_in_which_trials_end_none_is_lost_and_none_runs_twice(
     tmp_path_factory: pytest.TempPathFactory, pauses: list[list[float]]
 ) -> None:
-    study = ToyStudy.at(tmp_path_factory.mktemp("study"))
+    study = ToyStudy.in_memory(tmp_path_factory.mktemp("study"))
     engines = [lasting(p) for p in pauses]
 
     ending = study.run(machines(*engines), trials=8)
@@ -85,7 +85,7 @@ def test_whatever_the_order_in_which_trials_end_none_is_lost_and_none_runs_twice
 def test_interrupted_trials_keep_their_numbers_and_are_run_again(
     tmp_path_factory: pytest.TempPathFactory, pauses: list[float], at: int
 ) -> None:
-    study = ToyStudy.at(tmp_path_factory.mktemp("study"))
+    study = ToyStudy.in_memory(tmp_path_factory.mktemp("study"))
     calls = itertools.count()
 
     def until_interrupted(config: EngineConfig, call: int) -> Outcome:
@@ -107,7 +107,7 @@ def test_interrupted_trials_keep_their_numbers_and_are_run_again(
 
 
 def test_nothing_runs_beside_the_reference(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     other = ToyEngine()
     beside_reference: list[int] = []
 
@@ -124,7 +124,7 @@ def test_nothing_runs_beside_the_reference(tmp_path: Path) -> None:
 
 
 def test_machine_that_leaves_takes_only_its_running_trial_which_is_run_elsewhere(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     pool = ToyPool()
 
     def leave(config: EngineConfig, call: int) -> Outcome:
@@ -145,7 +145,7 @@ def test_machine_that_leaves_takes_only_its_running_trial_which_is_run_elsewhere
 
 
 def test_trial_under_which_machine_after_machine_leaves_is_given_up(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     fatal: list[str] = []
 
     def script(config: EngineConfig, call: int) -> Outcome:
@@ -164,7 +164,7 @@ def test_trial_under_which_machine_after_machine_leaves_is_given_up(tmp_path: Pa
 
 def test_machine_that_joins_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "LOOK_S", 0.01)
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     joined, pool = ToyEngine(), ToyPool()
 
     def join(config: EngineConfig, call: int) -> Outcome:
@@ -186,11 +186,11 @@ def test_study_waits_for_a_machine_and_gives_up_when_none_comes(
     monkeypatch.setattr(loop, "LOOK_S", 0.01)
     monkeypatch.setattr(loop, "NO_ENGINE_S", 0.05)
     with pytest.raises(StudyStoppedError, match="no machine with room for an engine"):
-        ToyStudy.at(tmp_path).run(ToyPool(), trials=8)
+        ToyStudy.in_memory(tmp_path).run(ToyPool(), trials=8)
 
 
 def test_engine_whose_machine_fails_again_and_again_is_left_out_and_the_study_goes_on(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     broken = ToyEngine(lambda config, call: BUSY)
     good = lasting([0.01], lambda config, _: measured(config))
 
@@ -203,7 +203,7 @@ def test_engine_whose_machine_fails_again_and_again_is_left_out_and_the_study_go
 
 
 def test_failures_on_three_engines_without_a_success_stop_the_study(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     study.run(ToyEngine(), trials=1)
     with pytest.raises(StudyStoppedError, match="the machine failed 3 times in a row"):
         study.run(machines(*(ToyEngine(lambda config, call: BUSY) for _ in range(5))), trials=8)
@@ -214,7 +214,7 @@ def test_configuration_that_runs_already_is_not_started_beside_itself(
 ) -> None:
     monkeypatch.setattr(loop, "REFUSALS_IN_A_ROW", 25)
     space = {"max_num_seqs": [1, 4], "max_num_batched_tokens": [64, 256]}
-    study = ToyStudy.at(tmp_path, space=space)
+    study = ToyStudy.in_memory(tmp_path, space=space)
     engines = [lasting([0.01]) for _ in range(4)]
 
     ending = study.run(machines(*engines), trials=50)
@@ -257,7 +257,7 @@ class Neighbours:
 
 
 def test_engines_that_disturb_each_other_are_noticed_and_the_front_is_measured_alone(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, noise={"aa_runs": 1, "sentinel_every": 0})
+    study = ToyStudy.in_memory(tmp_path, noise={"aa_runs": 1, "sentinel_every": 0})
     pool = machines(*Neighbours(disturb=True).engines, of=2)
 
     study.run(pool, trials=6)
@@ -272,7 +272,7 @@ def test_engines_that_disturb_each_other_are_noticed_and_the_front_is_measured_a
 
 
 def test_engines_that_leave_each_other_alone_cost_one_measurement_more(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, noise={"aa_runs": 1, "sentinel_every": 0})
+    study = ToyStudy.in_memory(tmp_path, noise={"aa_runs": 1, "sentinel_every": 0})
 
     study.run(machines(*Neighbours(disturb=False).engines, of=2), trials=6)
 

@@ -53,7 +53,7 @@ def test_loop_finds_the_exact_front_of_the_toy_and_ends_when_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "REFUSALS_IN_A_ROW", 25)
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine()
 
     ending = study.run(engine, trials=100)
@@ -66,7 +66,7 @@ def test_loop_finds_the_exact_front_of_the_toy_and_ends_when_nothing_is_left(
 
 
 def test_gp_finds_the_front_of_the_toy_in_fewer_trials_than_there_are_configurations(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, search={"sampler": "gp", "startup_trials": 5, "seed": 1})
+    study = ToyStudy.in_memory(tmp_path, search={"sampler": "gp", "startup_trials": 5, "seed": 1})
 
     study.run(ToyEngine(), trials=8)
 
@@ -77,7 +77,7 @@ def test_gp_finds_the_front_of_the_toy_in_fewer_trials_than_there_are_configurat
 
 def test_larger_study_runs_to_its_budget_with_the_reference_again_every_ten_trials(tmp_path: Path) -> None:
     space = {"max_num_seqs": {"low": 1, "high": 64}, "max_num_batched_tokens": {"low": 64, "high": 8192, "log": True}}
-    study = ToyStudy.at(tmp_path, space=space, noise={"aa_runs": 1, "sentinel_every": 10})
+    study = ToyStudy.in_memory(tmp_path, space=space, noise={"aa_runs": 1, "sentinel_every": 10})
 
     ending = study.run(ToyEngine(), trials=30)
 
@@ -87,7 +87,7 @@ def test_larger_study_runs_to_its_budget_with_the_reference_again_every_ten_tria
 
 
 def test_reference_is_trial_0_with_nothing_set_and_later_trials_fill_the_space(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine()
 
     ending = study.run(engine, trials=5)
@@ -103,7 +103,7 @@ def test_reference_is_trial_0_with_nothing_set_and_later_trials_fill_the_space(t
 
 
 def test_every_trial_measures_with_token_ids_of_its_own_and_logs_into_its_own_folder(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, measure={"repeats": 3, "start_budget_s": 7.0})
+    study = ToyStudy.in_memory(tmp_path, measure={"repeats": 3, "start_budget_s": 7.0})
     engine = ToyEngine(lambda config, call: BUSY if call == 1 else oom_beyond(config, call))
 
     study.run(engine, trials=4)
@@ -122,7 +122,7 @@ def test_out_of_memory_is_told_as_violation_and_never_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "REFUSALS_IN_A_ROW", 12)
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine()
 
     study.run(engine, trials=40)
@@ -140,7 +140,7 @@ def test_out_of_memory_is_told_as_violation_and_never_run_again(
 
 
 def test_reference_that_runs_out_of_memory_is_a_result_and_the_study_goes_on(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine(lambda config, call: OOM if call == 0 else measured(config))
 
     study.run(engine, trials=3)
@@ -152,7 +152,7 @@ def test_reference_that_runs_out_of_memory_is_a_result_and_the_study_goes_on(tmp
 
 def test_configuration_that_vllm_refuses_at_the_start_is_infeasible_without_a_memory_violation(tmp_path: Path) -> None:
     invalid = Failure(FailureKind.INVALID_CONFIG, Stage.CONFIG, "no such dtype")
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
 
     study.run(ToyEngine(lambda config, call: invalid if call == 1 else measured(config)), trials=2)
 
@@ -165,7 +165,7 @@ def test_configuration_that_vllm_refuses_at_the_start_is_infeasible_without_a_me
 
 
 def test_trial_beyond_a_constraint_is_infeasible_with_its_values(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, constraints=["ttft_p95_s <= 1"])
+    study = ToyStudy.in_memory(tmp_path, constraints=["ttft_p95_s <= 1"])
 
     study.run(ToyEngine(lambda config, _: measured(config)), trials=4)
 
@@ -181,7 +181,7 @@ def test_trial_beyond_a_constraint_is_infeasible_with_its_values(tmp_path: Path)
 
 
 def test_failure_of_the_machine_is_retried_and_not_held_against_the_configuration(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine(lambda config, call: BUSY if call == 1 else measured(config))
 
     study.run(engine, trials=3)
@@ -194,7 +194,7 @@ def test_failure_of_the_machine_is_retried_and_not_held_against_the_configuratio
 
 
 def test_machine_that_fails_a_configuration_twice_costs_no_budget_and_tells_optuna_nothing(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     hung = Failure(FailureKind.HUNG, Stage.RUN, "no progress")
     engine = ToyEngine(lambda config, call: hung if call in (1, 2) else measured(config))
 
@@ -208,7 +208,7 @@ def test_machine_that_fails_a_configuration_twice_costs_no_budget_and_tells_optu
 
 
 def test_three_failures_of_the_machine_in_a_row_stop_the_study_with_the_reason(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine(lambda config, call: BUSY if call >= 2 else measured(config))
 
     with pytest.raises(StudyStoppedError, match=r"failed 3 times in a row, last with memory_not_free \(another proc"):
@@ -221,7 +221,7 @@ def test_three_failures_of_the_machine_in_a_row_stop_the_study_with_the_reason(t
 
 
 def test_success_between_failures_of_the_machine_starts_the_count_again(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine(lambda config, call: BUSY if call % 3 else measured(config))
 
     ending = study.run(engine, trials=3)
@@ -230,7 +230,7 @@ def test_success_between_failures_of_the_machine_starts_the_count_again(tmp_path
 
 
 def test_reference_that_the_machine_failed_is_measured_after_it_was_mended(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     with pytest.raises(StudyStoppedError):
         study.run(ToyEngine(lambda *_: BUSY))
 
@@ -244,7 +244,7 @@ def test_reference_that_the_machine_failed_is_measured_after_it_was_mended(tmp_p
 
 
 def test_recipe_that_the_machine_failed_is_measured_after_it_was_mended(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     study.proposer().enqueue("recipe:low-latency", {"max_num_seqs": 4}, DEFAULTS)
     with pytest.raises(StudyStoppedError):
         study.run(ToyEngine(lambda config, call: BUSY if call else measured(config)))
@@ -259,7 +259,7 @@ def test_recipe_that_the_machine_failed_is_measured_after_it_was_mended(tmp_path
 
 
 def test_void_measurement_is_tried_once_more_and_the_good_one_counts(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine(lambda config, call: void(config) if call == 1 else measured(config))
 
     study.run(engine, trials=3)
@@ -270,7 +270,7 @@ def test_void_measurement_is_tried_once_more_and_the_good_one_counts(tmp_path: P
 
 
 def test_measurement_that_is_void_twice_is_kept_as_void_and_tells_optuna_nothing(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine(lambda config, call: void(config) if call in (1, 2) else measured(config))
 
     study.run(engine, trials=4)
@@ -284,7 +284,7 @@ def test_measurement_that_is_void_twice_is_kept_as_void_and_tells_optuna_nothing
 
 
 def test_void_reference_is_measured_again_before_the_study_goes_on(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine(lambda config, call: void(config) if call < 2 else measured(config))
 
     study.run(engine, trials=4)
@@ -294,7 +294,7 @@ def test_void_reference_is_measured_again_before_the_study_goes_on(tmp_path: Pat
 
 
 def test_reference_that_stays_void_is_given_up_after_three_trials(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine(
         lambda config, _: void(config) if config == EngineConfig({"model": "org/model"}) else measured(config)
     )
@@ -325,7 +325,7 @@ def is_too_large(config: EngineConfig) -> bool:
 
 
 def test_what_the_gate_refuses_is_recorded_told_as_violation_and_costs_no_budget(tmp_path: Path) -> None:
-    study = dataclasses.replace(ToyStudy.at(tmp_path, gate={"memory": "refuse"}), predict=too_large)
+    study = dataclasses.replace(ToyStudy.in_memory(tmp_path, gate={"memory": "refuse"}), predict=too_large)
     engine = ToyEngine(lambda config, _: measured(config))
 
     study.run(engine, trials=6)
@@ -347,7 +347,9 @@ def test_what_the_gate_refuses_is_recorded_told_as_violation_and_costs_no_budget
 
 def test_study_in_which_the_gate_refuses_everything_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "REFUSALS_IN_A_ROW", 7)
-    study = dataclasses.replace(ToyStudy.at(tmp_path, gate={"memory": "refuse"}), predict=lambda _: prediction(1.0))
+    study = dataclasses.replace(
+        ToyStudy.in_memory(tmp_path, gate={"memory": "refuse"}), predict=lambda _: prediction(1.0)
+    )
     engine = ToyEngine()
 
     ending = study.run(engine)
@@ -357,7 +359,7 @@ def test_study_in_which_the_gate_refuses_everything_ends(tmp_path: Path, monkeyp
 
 
 def test_verify_starts_one_refused_configuration_and_refuses_the_like_once_it_proved_right(tmp_path: Path) -> None:
-    study = dataclasses.replace(ToyStudy.at(tmp_path, gate={"memory": "verify"}), predict=too_large)
+    study = dataclasses.replace(ToyStudy.in_memory(tmp_path, gate={"memory": "verify"}), predict=too_large)
     engine = ToyEngine(lambda config, _: OOM if is_too_large(config) else measured(config))
 
     study.run(engine, trials=8)
@@ -368,7 +370,7 @@ def test_verify_starts_one_refused_configuration_and_refuses_the_like_once_it_pr
 
 
 def test_verify_refuses_nothing_any_more_once_a_refused_configuration_ran(tmp_path: Path) -> None:
-    study = dataclasses.replace(ToyStudy.at(tmp_path, gate={"memory": "verify"}), predict=too_large)
+    study = dataclasses.replace(ToyStudy.in_memory(tmp_path, gate={"memory": "verify"}), predict=too_large)
     engine = ToyEngine(lambda config, _: measured(config))
 
     study.run(engine, trials=8)
@@ -384,7 +386,7 @@ def test_verify_learns_nothing_from_a_failure_of_the_machine(tmp_path: Path) -> 
     def refuse_largest(config: EngineConfig) -> MemoryPrediction:
         return prediction(0.4 if args_of(config)["max_num_seqs"] == 16 and is_too_large(config) else -0.5)
 
-    study = dataclasses.replace(ToyStudy.at(tmp_path, gate={"memory": "verify"}), predict=refuse_largest)
+    study = dataclasses.replace(ToyStudy.in_memory(tmp_path, gate={"memory": "verify"}), predict=refuse_largest)
     study.proposer().enqueue("operator", largest, DEFAULTS)
 
     study.run(ToyEngine(lambda config, call: BUSY if call in (1, 2) else measured(config)), trials=2)
@@ -398,7 +400,7 @@ def test_verify_learns_nothing_from_a_failure_of_the_machine(tmp_path: Path) -> 
 
 
 def test_known_configuration_is_told_again_and_not_run_again(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine()
     study.run(engine, trials=2)
     known = study.trials[1]
@@ -413,7 +415,7 @@ def test_known_configuration_is_told_again_and_not_run_again(tmp_path: Path) -> 
 
 
 def test_defaults_spelt_out_are_another_configuration_until_vllm_says_otherwise(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     study.proposer().enqueue("operator", DEFAULTS, DEFAULTS)
     engine = ToyEngine()
 
@@ -438,13 +440,15 @@ SEARCH = {"sampler": "tpe", "startup_trials": 3, "seed": 5}
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> ToyStudy:
-    study = ToyStudy.at(tmp_path_factory.mktemp("whole"), search=SEARCH, noise={"aa_runs": 1, "sentinel_every": 4})
+    study = ToyStudy.in_memory(
+        tmp_path_factory.mktemp("whole"), search=SEARCH, noise={"aa_runs": 1, "sentinel_every": 4}
+    )
     study.run(ToyEngine(), trials=8)
     return study
 
 
 def begin(path: Path) -> ToyStudy:
-    return ToyStudy.at(path, search=SEARCH, noise={"aa_runs": 1, "sentinel_every": 4})
+    return ToyStudy.in_memory(path, search=SEARCH, noise={"aa_runs": 1, "sentinel_every": 4})
 
 
 @pytest.mark.parametrize("at", [0, 5])
@@ -511,7 +515,7 @@ def test_killed_in_the_middle_of_a_trial_the_running_line_is_replaced(tmp_path: 
 def test_trial_killed_before_it_was_described_is_closed_and_the_study_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = ToyStudy.at(tmp_path, search={"sampler": "random", "startup_trials": 1})
+    study = ToyStudy.in_memory(tmp_path, search={"sampler": "random", "startup_trials": 1})
     run = study.open(ToyEngine(), trials=4)
 
     def kill(*_: object) -> None:
@@ -528,7 +532,7 @@ def test_trial_killed_before_it_was_described_is_closed_and_the_study_goes_on(
 
 
 def test_finished_study_runs_nothing_more_and_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine()
     study.run(engine, trials=3)
     study.run(engine, trials=3)
@@ -543,7 +547,7 @@ def test_finished_study_runs_nothing_more_and_goes_on_with_a_larger_budget(tmp_p
 
 
 def test_first_trial_is_not_refused_on_a_guess_of_how_long_it_takes(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine()
 
     study.run(engine, trials=1, deadline=time.time() + 60)
@@ -552,7 +556,7 @@ def test_first_trial_is_not_refused_on_a_guess_of_how_long_it_takes(tmp_path: Pa
 
 
 def test_nothing_is_begun_in_the_time_that_is_kept_for_the_end(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     engine = ToyEngine()
 
     ending = study.run(engine, deadline=time.time() + 20)
@@ -562,7 +566,7 @@ def test_nothing_is_begun_in_the_time_that_is_kept_for_the_end(tmp_path: Path) -
 
 
 def test_noise_floor_is_measured_also_where_the_first_trials_use_up_the_budget(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, recipes=("low-latency",), noise={"aa_runs": 1})
+    study = ToyStudy.in_memory(tmp_path, recipes=("low-latency",), noise={"aa_runs": 1})
     engine = ToyEngine()
 
     study.run(engine, trials=1)
@@ -571,7 +575,7 @@ def test_noise_floor_is_measured_also_where_the_first_trials_use_up_the_budget(t
 
 
 def test_deadline_is_judged_by_the_trials_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
     clock = [1000.0]
     monkeypatch.setattr(loop.time, "time", lambda: clock[0])
     monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
@@ -589,7 +593,7 @@ def test_deadline_is_judged_by_the_trials_so_far(tmp_path: Path, monkeypatch: py
 
 
 def test_listener_is_told_how_many_trials_and_when_it_ends(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path)
+    study = ToyStudy.in_memory(tmp_path)
 
     study.run(ToyEngine(), trials=2)
 
@@ -601,7 +605,7 @@ def test_listener_is_told_how_many_trials_and_when_it_ends(tmp_path: Path) -> No
 
 
 def test_reference_is_measured_again_for_the_noise_and_later_to_see_drift(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, noise={"aa_runs": 2, "sentinel_every": 3})
+    study = ToyStudy.in_memory(tmp_path, noise={"aa_runs": 2, "sentinel_every": 3})
     engine = ToyEngine(lambda config, _: measured(config))
 
     study.run(engine, trials=8)
@@ -620,7 +624,7 @@ def test_reference_is_measured_again_for_the_noise_and_later_to_see_drift(tmp_pa
 
 
 def test_machine_that_slows_down_is_noticed_and_the_trials_since_are_in_doubt(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, noise={"aa_runs": 1, "sentinel_every": 3})
+    study = ToyStudy.in_memory(tmp_path, noise={"aa_runs": 1, "sentinel_every": 3})
     slow = tuple(served(i, 3.0, 0.2) for i in range(REQUESTS))
     engine = ToyEngine(lambda config, call: measured(config, **({"requests": slow} if call >= 5 else {})))
 
@@ -633,7 +637,7 @@ def test_machine_that_slows_down_is_noticed_and_the_trials_since_are_in_doubt(tm
 
 
 def test_queued_recipes_go_before_the_noise_is_measured(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, noise={"aa_runs": 1, "sentinel_every": 0})
+    study = ToyStudy.in_memory(tmp_path, noise={"aa_runs": 1, "sentinel_every": 0})
     study.proposer().enqueue("recipe:chat", {"max_num_seqs": 4, "max_model_len": 4096}, DEFAULTS)
 
     study.run(ToyEngine(), trials=3)
@@ -655,7 +659,7 @@ def slow_machine(config: EngineConfig, call: int) -> Measurement:
 
 
 def test_drift_is_corrected_against_the_reference_also_after_reopening(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, measure={"drift": "correct"})
+    study = ToyStudy.in_memory(tmp_path, measure={"drift": "correct"})
     study.run(ToyEngine(slow_machine), trials=2)
     study.run(ToyEngine(lambda config, _: slow_machine(config, 1)), trials=3)
 
@@ -666,7 +670,7 @@ def test_drift_is_corrected_against_the_reference_also_after_reopening(tmp_path:
 
 def test_drift_is_corrected_against_the_first_measurement_where_the_defaults_do_not_fit(tmp_path: Path) -> None:
     too_large = Failure(FailureKind.OOM_KV_CACHE, Stage.KV_CACHE, "does not fit")
-    study = ToyStudy.at(tmp_path, measure={"drift": "correct"})
+    study = ToyStudy.in_memory(tmp_path, measure={"drift": "correct"})
 
     study.run(ToyEngine(lambda config, call: too_large if call == 0 else slow_machine(config, call - 1)), trials=3)
 
@@ -679,7 +683,7 @@ def test_metric_of_the_operators_own_that_fails_voids_the_trial_with_its_cause(t
         raise ZeroDivisionError("no requests")
 
     study = dataclasses.replace(
-        ToyStudy.at(tmp_path, objectives=["ttft_p95_s", {"metric": "own:cost", "direction": "minimize"}]),
+        ToyStudy.in_memory(tmp_path, objectives=["ttft_p95_s", {"metric": "own:cost", "direction": "minimize"}]),
         user_metrics={"own:cost": broken},
     )
 

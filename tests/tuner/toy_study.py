@@ -170,6 +170,8 @@ class ToyStudy:
     user_metrics: Mapping[str, UserMetric] = field(default_factory=dict)
     heard: Heard = field(default_factory=Heard)
     woken: int = 0
+    memory: Any = None
+    """Optuna's storage in memory, which outlives the run as a file does; `None` has it in the study's folder."""
 
     @classmethod
     def at(cls, path: Path, **changes: Any) -> ToyStudy:
@@ -177,6 +179,14 @@ class ToyStudy:
         study = cls(StudyFolder(path / "toy"), changes)
         study.folder.prepare()
         (study.folder.path / "optuna.db").write_bytes(_empty_storage())
+        study.proposer().enqueue("reference", {}, DEFAULTS)
+        return study
+
+    @classmethod
+    def in_memory(cls, path: Path, **changes: Any) -> ToyStudy:
+        """Make the same study with Optuna's part in memory: for what is about the loop, in a third of the time."""
+        study = cls(StudyFolder(path / "toy"), changes, memory=_memory())
+        study.folder.prepare()
         study.proposer().enqueue("reference", {}, DEFAULTS)
         return study
 
@@ -192,7 +202,7 @@ class ToyStudy:
     def proposer(self) -> Proposer:
         spec = self.file.spec
         return Proposer(
-            self.folder.storage_url,
+            self.memory or self.folder.storage_url,
             spec.study,
             spec.space,
             spec.search,
@@ -238,6 +248,18 @@ class ToyStudy:
         """What Optuna was told: trial number -> state, violation of `starts`."""
         trials = self.proposer()._study.get_trials(deepcopy=False)
         return {t.number: (t.state.name, t.constraints.get("starts")) for t in trials}
+
+
+def _memory() -> Any:
+    """Return a storage of Optuna in memory that the proposer takes for the address of one."""
+    import optuna
+
+    class Memory(optuna.storages.InMemoryStorage):  # type: ignore[misc]  # optuna is untyped here
+        def startswith(self, prefix: str) -> bool:
+            """It is no address of SQLite."""
+            return False
+
+    return Memory()
 
 
 @functools.cache

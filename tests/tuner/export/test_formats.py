@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,20 +153,6 @@ def test_production_stack_keeps_prefix_caching_on_where_it_was() -> None:
     (values,) = documents("production-stack", deployed)
 
     assert values["servingEngineSpec"]["modelSpec"][0]["vllmConfig"]["enablePrefixCaching"] is True
-
-
-def test_ray_serve_accepts_the_application_and_its_model(deployed: Deployment) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from ray.serve.llm import LLMServingArgs
-        from ray.serve.schema import ServeDeploySchema
-
-        (document,) = documents("ray-serve", deployed)
-        application = ServeDeploySchema.model_validate(document).applications[0]
-        (config,) = LLMServingArgs.model_validate(application.args).llm_configs
-
-    assert config.model_id == deployed.served_name
-    assert config.engine_kwargs == {n: v for n, v in deployed.args.items() if n != "served_model_name"}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not on this machine")
