@@ -7,7 +7,7 @@ from toy_study import CHUNKS, SEQS, ToyEngine, ToyStudy
 
 
 def test_small_space_is_tried_to_its_end_each_configuration_once(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, search={"startup_trials": 3})
+    study = ToyStudy.in_memory(tmp_path, search={"startup_trials": 3})
 
     ending = study.run(ToyEngine(), trials=50)
 
@@ -18,7 +18,7 @@ def test_small_space_is_tried_to_its_end_each_configuration_once(tmp_path: Path)
 
 
 def test_study_ends_when_the_next_trials_promise_less_than_it_asks(tmp_path: Path) -> None:
-    study = ToyStudy.at(tmp_path, search={"startup_trials": 3, "stop_when_gain_below": 0.99})
+    study = ToyStudy.in_memory(tmp_path, search={"startup_trials": 3, "stop_when_gain_below": 0.99})
 
     ending = study.run(ToyEngine(), trials=50)
 

@@ -17,7 +17,7 @@ from tuner.view import view
 
 @pytest.fixture
 def study(tmp_path: Path) -> ToyStudy:
-    toy = ToyStudy.at(tmp_path, confirm={"rounds": 1})
+    toy = ToyStudy.in_memory(tmp_path, confirm={"rounds": 1})
     toy.run(ToyEngine(lambda config, _: measured(config)), trials=3)
     return toy
 
@@ -93,7 +93,7 @@ def test_members_of_the_front_are_measured_again_before_the_study_ends(study: To
 def test_trial_that_the_deadline_ends_keeps_its_number_and_is_run_again(tmp_path: Path) -> None:
     from objectives.measurement import Failure, FailureKind, Stage
 
-    toy = ToyStudy.at(tmp_path)
+    toy = ToyStudy.in_memory(tmp_path)
     ended = Failure(FailureKind.INTERRUPTED, Stage.RUN, "the study's deadline came; the trial will be run again")
     engine = ToyEngine(lambda config, call: ended if call == 2 else measured(config))
 

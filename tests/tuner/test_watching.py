@@ -21,7 +21,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyStudy:
     """A finished study, where the commands look for it, whose summary goes into told.json."""
     monkeypatch.chdir(tmp_path)
     program = "import sys; open('told.json', 'a').write(sys.stdin.read() + chr(10))"
-    toy = ToyStudy.at(tmp_path / "mlruns" / "studies", notify={"command": [sys.executable, "-c", program]})
+    toy = ToyStudy.in_memory(tmp_path / "mlruns" / "studies", notify={"command": [sys.executable, "-c", program]})
     toy.run(ToyEngine(), trials=3)
     return toy
 
