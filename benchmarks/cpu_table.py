@@ -188,7 +188,9 @@ async def measure(host: EngineHost, case: Case, workload: Workload, salt: int, l
         raise RuntimeError(f"{case.name} broke: {outcome.error_text[-2000:]}")
     if stopped.left:
         raise RuntimeError(f"{case.name} left {stopped.left}")
-    return replace(outcome, engine=replace(outcome.engine, stop_s=stopped.seconds, effective_args={}))
+    facts = outcome.engine
+    named = replace(facts, model=Path(facts.model).name, stop_s=stopped.seconds, effective_args={})
+    return replace(outcome, engine=named)
 
 
 def row(case: Case, measured: Measurement) -> str:

@@ -139,6 +139,8 @@ async def _measure(recording: Recording, say: Callable[[str], None]) -> dict[str
     if stopped.left:
         raise RuntimeError(f"the engine left {stopped.left}")
     return {
-        name: replace(m, engine=replace(m.engine, stop_s=stopped.seconds, effective_args={}))
+        name: replace(
+            m, engine=replace(m.engine, model=Path(m.engine.model).name, stop_s=stopped.seconds, effective_args={})
+        )
         for name, m in measured.items()
     }
