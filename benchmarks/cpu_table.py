@@ -193,11 +193,16 @@ async def measure(host: EngineHost, case: Case, workload: Workload, salt: int, l
     return replace(outcome, engine=named)
 
 
+def figures(measured: Measurement) -> tuple[float, float]:
+    """p95 of TTFT and TPOT in seconds."""
+    served = [r for r in measured.requests if is_served(r)]
+    ttft, tpot = ([t for r in served if (t := of(r)) is not None] for of in (ttft_s, tpot_s))
+    return percentile(ttft, 95), percentile(tpot, 95)
+
+
 def row(case: Case, measured: Measurement) -> str:
     """Say in a line what a measurement showed."""
-    served = [r for r in measured.requests if is_served(r)]
-    ttft = percentile([t for r in served if (t := ttft_s(r)) is not None], 95)
-    tpot = percentile([t for r in served if (t := tpot_s(r)) is not None], 95)
+    ttft, tpot = figures(measured)
     probes = [p for p in (measured.speed_before, measured.speed_after) if p is not None]
     speed = "  ".join(f"{p.prefill_s:.3f}/{p.decode_step_s * 1000:.1f}ms" for p in probes)
     return f"{case.workload:10} {case.name:44} ttft p95 {ttft:7.2f} s  tpot p95 {tpot * 1000:7.1f} ms  probes {speed}"

@@ -14,17 +14,15 @@ import argparse
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from cpu_table import DATA, figures
 
 from objectives.early_end import MARGIN, bar
-from objectives.intervals import percentile
-from objectives.latency import is_served, tpot_s, ttft_s
 from objectives.measurement import RequestRecord
 from objectives.pareto import front
 from tuner.artifacts import load
 from tuner.engine.race import Race
 
-DATA = Path(__file__).parent / "data" / "cpu_table"
 NAMES = ("ttft_p95_s", "tpot_p95_s")
 
 
@@ -45,15 +43,10 @@ def recorded(workload: str) -> list[Recorded]:
         if "-again" in folder.name:
             continue
         measured = load(folder)
-        served = [r for r in measured.requests if is_served(r)]
-        values = (
-            percentile([t for r in served if (t := ttft_s(r)) is not None], 95),
-            percentile([t for r in served if (t := tpot_s(r)) is not None], 95),
-        )
         facts = measured.engine
         found.append(
             Recorded(
-                values,
+                figures(measured),
                 tuple(sorted(measured.requests, key=lambda r: r.last_token_s or 0.0)),
                 sum(measured.duration_s),
                 facts.start_s + facts.warmup_s + facts.stop_s,

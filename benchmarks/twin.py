@@ -26,13 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from cpu_table import DATA, STUDY, Case, cases, is_there, workloads
+from cpu_table import DATA, STUDY, Case, cases, figures, is_there, workloads
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from objectives.intervals import percentile
-from objectives.latency import is_served, tpot_s, ttft_s
-from objectives.measurement import Failure, Measurement
+from objectives.measurement import Failure
 from objectives.pareto import front, hypervolume
 from tuner.artifacts import load
 from tuner.config import EngineConfig
@@ -123,13 +121,6 @@ def read_rows(twin: TwinEngine) -> list[Row]:
             raise SystemExit(f"{case.workload}/{case.name}: the twin cannot follow it")
         rows.append(Row(case, trial, followed, replay(trial, prepared).agreement, figures(measured)))
     return rows
-
-
-def figures(measured: Measurement) -> tuple[float, float]:
-    """p95 of TTFT and TPOT in seconds."""
-    served = [r for r in measured.requests if is_served(r)]
-    ttft, tpot = ([t for r in served if (t := of(r)) is not None] for of in (ttft_s, tpot_s))
-    return percentile(ttft, 95), percentile(tpot, 95)
 
 
 def three(rows: Sequence[Row]) -> list[Row]:

@@ -30,8 +30,6 @@ class FailureKind(StrEnum):
     """Out of device memory while the workload ran."""
     INVALID_CONFIG = "invalid_config"
     """vLLM refuses this combination of arguments, model and device."""
-    DOMINATED = "dominated"
-    """The run was ended early: whatever followed, it would have been worse in every objective than a trial before."""
 
     MEMORY_NOT_FREE = "memory_not_free"
     """Someone else, or a remnant of an earlier engine, holds the device's memory."""
@@ -56,6 +54,9 @@ class FailureKind(StrEnum):
     INTERRUPTED = "interrupted"
     """The tuner itself was ended in the middle of the trial; the configuration is queued again."""
 
+    DOMINATED = "dominated"
+    """Nobody's fault: the run was ended early, since it could only have been worse in every objective than another."""
+
     @property
     def is_oom(self) -> bool:
         """Whether memory of the device is what was missing."""
@@ -64,7 +65,7 @@ class FailureKind(StrEnum):
     @property
     def is_configuration_fault(self) -> bool:
         """True: told to the optimiser as a violation and never tried again. False: the machine's fault, retried."""
-        return self.is_oom or self in (FailureKind.INVALID_CONFIG, FailureKind.DOMINATED)
+        return self.is_oom or self is FailureKind.INVALID_CONFIG
 
 
 class Stage(StrEnum):

@@ -129,9 +129,10 @@ def check(study: str) -> Checked:
     TunerError
         With everything that is wrong.
     """
+    from tuner.first_trials import recipe_changes
     from tuner.memory_model import as_document
     from tuner.opening import build_workload
-    from tuner.recipes import RECIPES, Skipped, applicable
+    from tuner.recipes import RECIPES, Skipped
 
     file = read(find(study))
     folder = StudyFolder.of(file.spec.study)
@@ -139,12 +140,7 @@ def check(study: str) -> Checked:
     requests = built.workload.requests
     recipes = []
     for name in RECIPES:
-        changes = applicable(
-            name,
-            fixed=file.spec.engine.args,
-            longest_tokens=built.workload.longest_tokens,
-            num_gpus=file.spec.resources.gpus_per_engine,
-        )
+        changes = recipe_changes(file, built.workload, name)
         used = "" if name in file.spec.recipes else " (not in this study)"
         recipes.append((name, f"{changes.reason if isinstance(changes, Skipped) else RECIPES[name].purpose}{used}"))
     try:

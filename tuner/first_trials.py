@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tuner.config import EngineConfig
@@ -30,6 +30,16 @@ def defaults(file: StudyFile, base: EngineConfig, checker: ConfigChecker | None)
     return {name: answer.effective_args.get(name) for name in file.spec.space}
 
 
+def recipe_changes(file: StudyFile, workload: Workload, name: str) -> Mapping[str, Any] | Skipped:
+    """Return what a recipe changes in this study, or why the study skips it."""
+    return applicable(
+        name,
+        fixed=file.spec.engine.args,
+        longest_tokens=workload.longest_tokens,
+        num_gpus=file.spec.resources.gpus_per_engine,
+    )
+
+
 def first_sources(file: StudyFile) -> set[str]:
     """Sources of the trials that a study begins with."""
     return {"reference", *(f"recipe:{name}" for name in file.spec.recipes)}
@@ -46,12 +56,7 @@ def queue_first_trials(
     if "reference" not in known:
         proposer.enqueue("reference", {}, place)
     for name in file.spec.recipes:
-        changes = applicable(
-            name,
-            fixed=file.spec.engine.args,
-            longest_tokens=workload.longest_tokens,
-            num_gpus=file.spec.resources.gpus_per_engine,
-        )
+        changes = recipe_changes(file, workload, name)
         if isinstance(changes, Skipped):
             noted(f"recipe {name} is skipped: {changes.reason}")
         elif f"recipe:{name}" not in known:

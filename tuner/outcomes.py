@@ -49,10 +49,10 @@ def refused(record: TrialRecord, verdict: NotAdmitted) -> TrialRecord:
 
 def failed(record: TrialRecord, failure: Failure) -> TrialRecord:
     """Return the record of a trial whose engine failed; the machine's fault is no result."""
-    if not failure.kind.is_configuration_fault:
-        return _ended(record, TrialState.FAILED, failure=failure)
     if failure.kind is FailureKind.DOMINATED:
         return _ended(record, TrialState.CENSORED, failure=failure)
+    if not failure.kind.is_configuration_fault:
+        return _ended(record, TrialState.FAILED, failure=failure)
     score = Score({}, {}, {"memory": memory_violation(failure)} if failure.kind.is_oom else {})
     return _ended(record, TrialState.INFEASIBLE, failure=failure, score=score)
 

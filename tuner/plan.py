@@ -19,6 +19,7 @@ from tuner.calibration import Calibration, Calibrator
 from tuner.config import EngineConfig
 from tuner.display import front_table
 from tuner.engine.trial import PROBE_OUTPUT_TOKENS, PROBE_PROMPT_TOKENS
+from tuner.first_trials import recipe_changes
 from tuner.forecast import Candidate, Forecast, Forecaster, Forecasts, SpaceShare, samples, share_of_space
 from tuner.gate import Gate
 from tuner.judge import objectives_of, user_metrics
@@ -32,7 +33,7 @@ from tuner.opening import (
     planned_machine,
 )
 from tuner.plan_tables import hours_table, importance_table, space_table, thinned
-from tuner.recipes import RECIPES, Skipped, applicable
+from tuner.recipes import RECIPES, Skipped
 from tuner.report.charts import front_chart, importance_chart
 from tuner.report.figures import write_charts
 from tuner.report.importance import Importance, importances
@@ -244,12 +245,7 @@ def _candidates(file: StudyFile, workload: Workload) -> tuple[list[Candidate], d
     """Return what the study will begin with and points of its space, and the recipes that it skips."""
     found, skipped = [Candidate("reference", {})], {}
     for name in file.spec.recipes or RECIPES:
-        changes = applicable(
-            name,
-            fixed=file.spec.engine.args,
-            longest_tokens=workload.longest_tokens,
-            num_gpus=file.spec.resources.gpus_per_engine,
-        )
+        changes = recipe_changes(file, workload, name)
         if isinstance(changes, Skipped):
             skipped[name] = changes.reason
         else:

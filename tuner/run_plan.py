@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from objectives.early_end import Bar, bar, can_bound
+from objectives.early_end import Bar, bar
 from tuner.engine.protocol import MeasurePlan
 from tuner.ledger import History
 from tuner.night import CLOSING_S, Limits
@@ -42,8 +42,7 @@ def limits_of(file: StudyFile, trials: int | None) -> Limits:
 
 def bars_of(history: History, objectives: Sequence[Objective], search: Search) -> tuple[Bar, ...]:
     """Return the members of the front that a run is held against; none where runs are never ended early."""
-    bounded = all(can_bound(o.name) and o.direction == "minimize" for o in objectives)
-    if not search.end_dominated or not bounded:
+    if not search.end_dominated:
         return ()
     shown = view(history, objectives)
     members = ((n, shown.results[n].values) for n in shown.front)

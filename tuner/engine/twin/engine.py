@@ -223,7 +223,7 @@ def _play(
         if failure is not None:
             return failure
         records = run.records()
-        if any(race.is_lost_after(r) for r in sorted(records, key=lambda r: r.last_token_s or 0.0)):
+        if plan.bars and any(race.is_lost_after(r) for r in sorted(records, key=lambda r: r.last_token_s or 0.0)):
             break
         requests += records
         steps += run.steps
