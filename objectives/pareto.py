@@ -32,10 +32,10 @@ def front(points: ArrayLike, directions: Sequence[Direction] | None = None) -> l
     ValueError
         When a value is not finite or the number of columns is not that of the directions.
     """
+    import moocore
+
     costs = _as_minimised(points, directions)
-    no_worse = (costs[:, None, :] <= costs[None, :, :]).all(axis=2)
-    better = (costs[:, None, :] < costs[None, :, :]).any(axis=2)
-    members = np.flatnonzero(~(no_worse & better).any(axis=0))
+    members = np.flatnonzero(moocore.is_nondominated(costs, keep_weakly=True)) if len(costs) else np.empty(0, dtype=int)
     return sorted(members.tolist(), key=lambda row: (*costs[row].tolist(), row))
 
 

@@ -11,6 +11,7 @@ from tuner.design import design_points
 from tuner.guidance import Guidance, Predict
 from tuner.search.border import Admits
 from tuner.search.coordinates import Coordinates, keys
+from tuner.search.guide import Guide
 from tuner.search.suggest import Past, Suggestion, suggest
 from tuner.space import Space, Value
 from tuner.spec import Search
@@ -100,10 +101,11 @@ class Chooser:
         followed:
             Whether the latest choice of the model followed the predictions; `True` before the first.
         """
-        if len(past.positions) + len(past.pending) >= self._search.startup_trials:
+        guide = self._guidance.at(past.measured, past.positions) if self._guidance and past.measured else None
+        if guide is not None or len(past.positions) + len(past.pending) >= self._search.startup_trials:
             if self._search.sampler != "gp":
                 return None
-            found = self._suggested(past, seed, followed=followed)
+            found = self._suggested(past, seed, guide, followed=followed)
             if found is not None:
                 self._in_vain = 0
                 return Choice("sampler", found.changes, {GAIN: found.gain, FOLLOWS: found.follows_guide})
@@ -111,10 +113,7 @@ class Chooser:
         self._in_vain = self._in_vain + 1 if point is None else 0
         return None if point is None else Choice("design", point)
 
-    def _suggested(self, past: Past, seed: int, *, followed: bool) -> Suggestion | None:
-        if self._guidance is None:
-            return suggest(past, self.coordinates, seed, self._admits)
-        guide = self._guidance.at(past.measured, past.positions)
+    def _suggested(self, past: Past, seed: int, guide: Guide | None, *, followed: bool) -> Suggestion | None:
         found = suggest(past, self.coordinates, seed, self._admits, guide)
         if guide is not None and found is not None and found.follows_guide != followed:
             outcome = "better: they are followed again" if found.follows_guide else "worse: they are not followed"
@@ -132,10 +131,20 @@ class Chooser:
                 seen.add(key)
         return None
 
-    def look_ahead(self, past: Past) -> None:
-        """Have predicted, while a trial runs, what the next choice will need if that trial is measured."""
+    def look_ahead(self, past: Past, seed: int) -> None:
+        """Have predicted, while a trial runs, what the next choice will need if that trial shows what is expected.
+
+        Parameters
+        ----------
+        seed:
+            Of the next choice.
+        """
         if self._guidance is not None:
-            self._guidance.prepare(past.measured + 1, np.vstack([past.positions, past.pending]))
+            self._guidance.prepare(
+                past.measured + 1,
+                np.vstack([past.positions, past.pending]),
+                lambda guide: suggest(past, self.coordinates, seed, lambda _: 0.0, guide),
+            )
 
     def rest(self, *, now: bool) -> None:
         """Predict nothing in the background for now: something is measured that must not be disturbed."""

@@ -50,6 +50,11 @@ class Admitted:
         """What is known of its memory as a signed number, 0 or less: how far it is from being refused."""
         return min(0.0, self.memory.violation_interval[0]) if self.memory else 0.0
 
+    @property
+    def expected_violation(self) -> float:
+        """The same as expected: above 0 where it rather does not fit, though it may. A proof is expected to run."""
+        return self.violation if self.memory is None or self.predicted_failure else self.memory.violation
+
 
 @dataclass(frozen=True, slots=True)
 class NotAdmitted:
@@ -61,6 +66,11 @@ class NotAdmitted:
     def violation(self) -> float:
         """What to tell the optimiser: a signed number > 0, the same as if an engine had shown this failure."""
         return memory_violation(self.failure)
+
+    @property
+    def expected_violation(self) -> float:
+        """The same: what is refused is expected to fail."""
+        return self.violation
 
 
 class Gate:

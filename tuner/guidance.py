@@ -25,7 +25,10 @@ class Predict(Protocol):
     """Predicts objectives of configurations, in their own units."""
 
     def __call__(self, configurations: Sequence[Mapping[str, Value]], basis: int) -> Sequence[Sequence[float] | None]:
-        """Return the objectives of each, `None` where nothing can be said; calibrated on the first `basis` trials."""
+        """Return the objectives of each, calibrated on the first `basis` trials.
+
+        Infinite where no engine would run, `None` where nothing can be said.
+        """
         ...
 
 
@@ -60,7 +63,7 @@ class Guidance:
         self._one_at_a_time = threading.Lock()
         self._may_work = threading.Event()
         self._may_work.set()
-        self._wanted: queue.SimpleQueue[tuple[int, Array]] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="guidance", daemon=True) if ahead else None
         if self._worker is not None:
             self._worker.start()
@@ -71,13 +74,22 @@ class Guidance:
         if basis not in self._explored:
             self._explored[basis] = explored(self._coordinates, lambda p: self._values(p, basis), self._seed)
         everywhere, values = self._explored[basis]
-        predicted = self._values(positions, basis)
-        return guided(self._coordinates, np.vstack([everywhere, positions]), np.vstack([values, predicted]))
 
-    def prepare(self, measured: int, positions: Array) -> None:
-        """Have ready what `at` will be asked."""
+        def ask(further: Array) -> Array:
+            return self._values(further, basis)
+
+        predicted = ask(positions)
+        return guided(self._coordinates, np.vstack([everywhere, positions]), np.vstack([values, predicted]), ask)
+
+    def prepare(self, measured: int, positions: Array, rehearse: Callable[[Guide], object]) -> None:
+        """Have ready what `at` will be asked, and what the guide will be asked where it is used as `rehearse` does."""
+
+        def work() -> None:
+            if (guide := self.at(measured, positions)) is not None:
+                rehearse(guide)
+
         if self._worker is not None:
-            self._wanted.put((measured, positions))
+            self._wanted.put(work)
 
     def rest(self, *, now: bool) -> None:
         """Ask nothing ahead for now: something is measured that must not be disturbed."""
@@ -88,7 +100,7 @@ class Guidance:
 
     def _work(self) -> None:
         while True:
-            self.at(*self._wanted.get())
+            self._wanted.get()()
 
     def _values(self, positions: Array, basis: int) -> Array:
         rows = [self._value(row, key, basis) for row, key in zip(positions, keys(positions), strict=True)]
@@ -100,8 +112,13 @@ class Guidance:
         with self._one_at_a_time:
             if (basis, key) not in self._known:
                 [found] = self._predict([self._coordinates.changes(position)], basis)
-                self._known[basis, key] = self._empty if found is None else self._model(found)
+                self._known[basis, key] = self._modelled(found)
             return self._known[basis, key]
+
+    def _modelled(self, found: Sequence[float] | None) -> Sequence[float]:
+        if found is None:
+            return self._empty
+        return self._model(found) if np.isfinite(found).all() else [np.inf] * len(self._empty)
 
 
 def basis_of(measured: int) -> int:

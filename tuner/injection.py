@@ -16,6 +16,7 @@ from tuner.errors import UsageError
 from tuner.first_trials import defaults
 from tuner.ledger import TrialState
 from tuner.opening import base_config, proposer_of
+from tuner.probe import is_felt
 from tuner.study_file import StudyFile
 
 SOURCE = "operator"
@@ -63,6 +64,11 @@ def _see_that_it_may_vary(file: StudyFile, changes: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"--set {name}: it is {fixed[name]} in all trials of this study (engine in {file.path}) and others "
                 "could not be compared; leave it out, or make a study of its own"
+            )
+        if file.spec.measure.drift == "correct" and is_felt(name, [changes[name]]):
+            raise UsageError(
+                f"--set {name}={changes[name]}: changes the speed probe itself, by which this study corrects its times "
+                f"(measure.drift: correct in {file.path}); try it in a study with drift: record"
             )
 
 

@@ -23,6 +23,9 @@ NOT_A_CANDIDATE = frozenset({"sentinel", "confirm", "alone"})
 """Sources of trials that measure a known configuration again; they do not use up the budget of trials."""
 CLOSING_S = 30.0
 """Kept for the report, the export and MLflow's last figures: seen to take 5 to 10 s on two cores."""
+STAND_INS = 0.25
+"""For so many of the front's members another one is expected to take the place: what was measured once is on the front
+partly by luck, and two of nine were worse when they were measured again (benchmarks/README.md, Nights)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +168,18 @@ def _missing(
 
 
 def _kept_s(history: History, missing: Sequence[tuple[int, int]], pace: Pace, limits: Limits) -> float:
-    """Seconds at the end that no new trial may use: for the front as it is, and for the trial should it join it.
+    """Seconds at the end that no new trial may use: for the front as it will be, and for the trial should it join it.
 
     Nothing is kept before the first measurement: there is nothing to confirm, and the guess would eat a short night.
     """
     if not _has_measured(history):
         return 0.0
-    confirm_s = _again_s(history, missing, pace, limits)
-    return confirm_s + limits.rounds * pace.trial_s + limits.closing_s
+    return _again_s(history, missing, pace, limits) + _joining_s(missing, pace, limits) + limits.closing_s
+
+
+def _joining_s(missing: Sequence[tuple[int, int]], pace: Pace, limits: Limits) -> float:
+    """Seconds of measuring again what joins the front: the trial that is begun, and stand-ins."""
+    return limits.rounds * (1 + math.ceil(STAND_INS * len(missing))) * pace.trial_s
 
 
 def _done(done: int, wanted: int | None) -> str:
@@ -212,10 +219,11 @@ def outlook(history: History, front: Sequence[int], limits: Limits, left_s: floa
     if by_budget_s is not None and (left_s is None or by_budget_s <= left_s):
         return Outlook(by_budget_s, f"the budget: {_plan(wanted or 0, pace, missing, again_s)}")
     assert left_s is not None
-    turns = max(0, int((left_s - after_s - limits.rounds * pace.trial_s) // pace.trial_s))
+    joining_s = _joining_s(missing, pace, limits)
+    turns = max(0, int((left_s - after_s - joining_s) // pace.trial_s))
     fit = turns * limits.engines if wanted is None else min(turns * limits.engines, wanted)
     busy_s = math.ceil(fit / limits.engines) * pace.trial_s
-    ends_in_s = max(0.0, min(left_s, busy_s + after_s + (limits.rounds * pace.trial_s if fit else 0.0)))
+    ends_in_s = max(0.0, min(left_s, busy_s + after_s + (joining_s if fit else 0.0)))
     return Outlook(ends_in_s, f"the deadline: {_plan(fit, pace, missing, again_s)} fit into {_words(left_s)}")
 
 

@@ -303,7 +303,7 @@ def proposer_of(
     base = base_config(file)
 
     def admits(changes: Mapping[str, Any]) -> float:
-        return gate.check(base.with_args(changes)).violation if gate else 0.0
+        return gate.check(base.with_args(changes)).expected_violation if gate else 0.0
 
     storage = storage_of(file, folder)
     return Proposer(

@@ -18,7 +18,6 @@ from rich.text import Text
 from tuner.calibration import Calibration, Calibrator
 from tuner.config import EngineConfig
 from tuner.display import front_table
-from tuner.engine.trial import PROBE_OUTPUT_TOKENS, PROBE_PROMPT_TOKENS
 from tuner.first_trials import recipe_changes
 from tuner.forecast import Candidate, Forecast, Forecaster, Forecasts, SpaceShare, samples, share_of_space
 from tuner.gate import Gate
@@ -33,6 +32,7 @@ from tuner.opening import (
     planned_machine,
 )
 from tuner.plan_tables import hours_table, importance_table, space_table, thinned
+from tuner.probe import PROBE_OUTPUT_TOKENS, PROBE_PROMPT_TOKENS
 from tuner.recipes import RECIPES, Skipped
 from tuner.report.charts import front_chart, importance_chart
 from tuner.report.figures import write_charts

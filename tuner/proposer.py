@@ -76,8 +76,8 @@ class Proposer:
 
     Parameters
     ----------
-    storage_url:
-        Optuna's storage, such as `sqlite:///mlruns/studies/NAME/optuna.db`.
+    storage:
+        Optuna's, or its address, such as `sqlite:///mlruns/studies/NAME/optuna.db`.
     constraints:
         Names of the study's own constraints, in a fixed order.
     objectives:
@@ -93,7 +93,7 @@ class Proposer:
 
     def __init__(
         self,
-        storage_url: str,
+        storage: optuna.storages.BaseStorage | str,
         study: str,
         space: Space,
         search: Search,
@@ -123,7 +123,7 @@ class Proposer:
         self._lock = threading.RLock()
         self._distributions = {name: _distribution(parameter) for name, parameter in space.items()}
         self._study = optuna.create_study(
-            storage=_storage(storage_url),
+            storage=_patient(storage),
             study_name=study,
             directions=["minimize"] * len(objectives),
             load_if_exists=True,
@@ -200,7 +200,8 @@ class Proposer:
                 trial = self._study.ask(fixed_distributions=self._distributions if in_space else None)
             if waiting is None:
                 self._describe(trial, "sampler", {n: decode(self._space[n], v) for n, v in trial.params.items()})
-            self._chooser.look_ahead(self._past(self._study.get_trials(deepcopy=False)))
+            history = self._study.get_trials(deepcopy=False)
+            self._chooser.look_ahead(self._past(history), _seed(self._search.seed, len(history)))
             return _proposal(trial)
 
     def _choice(self, history: Sequence[optuna.trial.FrozenTrial]) -> Choice | None:
@@ -345,13 +346,13 @@ class Proposer:
         return {t.user_attrs.get("source", "") for t in self._study.get_trials(deepcopy=False)}
 
 
-def _storage(url: str) -> optuna.storages.BaseStorage | str:
+def _patient(storage: optuna.storages.BaseStorage | str) -> optuna.storages.BaseStorage | str:
     """Optuna's storage; a local one waits for another process that holds it rather than fail after five seconds."""
     import optuna
 
-    if not url.startswith("sqlite:"):
-        return url
-    return optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": LOCKED_S}})
+    if not isinstance(storage, str) or not storage.startswith("sqlite:"):
+        return storage
+    return optuna.storages.RDBStorage(storage, engine_kwargs={"connect_args": {"timeout": LOCKED_S}})
 
 
 @contextmanager

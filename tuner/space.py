@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from tuner.errors import EngineUnsupportedError
 from tuner.section import Section
@@ -43,6 +43,7 @@ class Parameter(Section):
     high: float | None = Field(default=None, description="Largest value of a range, included.")
     log: bool = Field(default=False, description="Whether the range is searched on a logarithmic scale.")
     step: float | None = Field(default=None, gt=0, description="Distance between the values of a range.")
+    _zero_is_most: bool = PrivateAttr(default=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -94,7 +95,15 @@ class Parameter(Section):
     @property
     def ordered_choices(self) -> tuple[Value, ...]:
         """The choices, in ascending order where they are numbers, else as written."""
-        return tuple(sorted(self.choices or ())) if self.is_ordered else tuple(self.choices or ())
+        if not self.is_ordered:
+            return tuple(self.choices or ())
+        return tuple(sorted(self.choices or (), key=lambda c: (self._zero_is_most and c == 0, c)))
+
+    def with_zero_above_all(self) -> Self:
+        """Return the same parameter of which 0 means no limit, so that its neighbour is the largest number."""
+        other = self.model_copy()
+        other._zero_is_most = True
+        return other
 
     def contains(self, value: Value) -> bool:
         """Whether the value belongs to this parameter."""
@@ -150,6 +159,14 @@ def _identity(value: Value) -> tuple[str, Value]:
 
 
 Space = Mapping[str, Parameter]
+
+ZERO_IS_NO_LIMIT = frozenset({"long_prefill_token_threshold"})
+"""Arguments of vLLM whose 0 means no limit (`SchedulerConfig`): 0 is next to the largest value, not to the smallest."""
+
+
+def in_order(space: Space) -> dict[str, Parameter]:
+    """Return the space with the choices of each parameter in the order of what they do."""
+    return {name: p.with_zero_above_all() if name in ZERO_IS_NO_LIMIT else p for name, p in space.items()}
 
 
 @cache

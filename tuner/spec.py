@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from objectives.constraints import Constraint
 from tuner.section import Section
-from tuner.space import Parameter
+from tuner.space import Parameter, in_order
 from tuner.workload.spec import WorkloadSpec
 
 
@@ -118,7 +118,9 @@ class Measure(Section):
         default=True, description="Measure before and after the workload how fast the machine is at the moment."
     )
     drift: Literal["record", "correct"] = Field(
-        default="record", description="`correct` ranks times divided by the speed index; both values are kept."
+        default="record",
+        description="`correct` ranks times divided by the speed index; both values are kept. It takes a space that "
+        "leaves the speed probe as it is: batching and memory, with pieces of 512 tokens or more.",
     )
     start_budget_s: float = Field(default=1800, gt=0, description="A start that takes longer is ended as hung.")
     run_budget_s: float = Field(default=3600, gt=0, description="A run that takes longer is ended as hung.")
@@ -261,7 +263,9 @@ class StudySpec(Section):
     engine: EngineSection = Field(default_factory=EngineSection, description="What is the same in all trials.")
     resources: Resources = Field(default_factory=Resources, description="What engines get, and how many work at once.")
     workload: WorkloadSpec = Field(description="The requests that every trial runs.")
-    space: dict[str, Parameter] = Field(min_length=1, description="What is searched.")
+    space: Annotated[dict[str, Parameter], AfterValidator(in_order)] = Field(
+        min_length=1, description="What is searched."
+    )
     recipes: tuple[str, ...] = Field(
         default=(), description="Named starting points that are tried after the reference (`tuner check` lists them)."
     )

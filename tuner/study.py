@@ -30,6 +30,7 @@ from tuner.gate import Admitted, Gate, NotAdmitted
 from tuner.ledger import Attempt, History, Ledger, StudyNote, TrialLine, TrialRecord, TrialState
 from tuner.night import Deadline, Step, is_open, next_step, outlook
 from tuner.pace import Pace, saving
+from tuner.probe import probes_alike
 from tuner.proposer import Proposal, Proposer
 from tuner.run_plan import bars_of, limits_of, measure_plan
 from tuner.study_file import StudyFile
@@ -112,7 +113,7 @@ class StudyRun:
         self._refusals = 0
         self._without_engines_since_s: float | None = None
         self._keys: dict[str, TrialRecord] = {}
-        self._reference: Reference | None = None
+        self._reference: tuple[EngineConfig, Reference] | None = None
         for record in self._history.finished:
             self._remember(record)
 
@@ -329,7 +330,7 @@ class StudyRun:
             artifacts.save(outcome, self._rooms.folder.trial(job.record.number))
             rooms = self._rooms
             finished = outcomes.measured(
-                job.record, outcome, rooms.file, rooms.workload, self._reference, rooms.user_metrics
+                job.record, outcome, rooms.file, rooms.workload, self._reference_for(job), rooms.user_metrics
             )
         else:
             finished = outcomes.failed(job.record, outcome)
@@ -395,7 +396,17 @@ class StudyRun:
             self._keys[key] = record
         # The first valid measurement, nearly always the reference's; vLLM's defaults may not fit, or be void each time.
         if self._reference is None and record.engine is not None and record.state is not TrialState.VOID:
-            self._reference = Reference.of(artifacts.load(self._rooms.folder.trial(record.number)))
+            self._reference = (
+                record.config,
+                Reference.of(artifacts.load(self._rooms.folder.trial(record.number))),
+            )
+
+    def _reference_for(self, job: Job) -> Reference | None:
+        """Return what a trial is held against; with a probe only where the machine alone makes probes differ."""
+        if self._reference is None:
+            return None
+        config, reference = self._reference
+        return reference if probes_alike(config, job.record.config) else dataclasses.replace(reference, probe=None)
 
     def _tell(self, proposal: Proposal, record: TrialRecord) -> None:
         tell(self._rooms.proposer, self._rooms.objectives, proposal, record)

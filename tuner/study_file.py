@@ -17,6 +17,7 @@ from objectives.constraints import Constraint
 from objectives.early_end import can_bound
 from objectives.throughput import SLO_KEYS
 from tuner.errors import StudyFileError
+from tuner.probe import PROBE_PROMPT_TOKENS, is_felt, is_felt_in
 from tuner.recipes import RECIPES
 from tuner.space import argument_problem, engine_argument_names
 from tuner.spec import StudySpec, is_local_model, resolve_model
@@ -169,8 +170,23 @@ def _name_problems(spec: StudySpec) -> Iterator[Problem]:
         if unbounded or spec.measure.drift == "correct":
             said = f"{unbounded[0]} is none" if unbounded else "measure.drift: correct divides them by the speed"
             yield "search.end_dominated", f"takes percentiles or maxima of TTFT, TPOT or E2EL as objectives; {said}"
+    if spec.measure.drift == "correct":
+        yield from _correction_problems(spec)
     if len({o.metric for o in spec.objectives}) < len(spec.objectives):
         yield "objectives", "name the same metric twice; keep one of the two"
+
+
+def _correction_problems(spec: StudySpec) -> Iterator[Problem]:
+    searched = [(f"space.{name}", name) for name, parameter in spec.space.items() if is_felt_in(name, parameter)]
+    fixed = spec.engine.args
+    recipes = [(f"recipes.{i}", RECIPES[r].args) for i, r in enumerate(spec.recipes) if r in RECIPES]
+    in_recipes = [(key, n) for key, args in recipes for n, v in args.items() if n not in fixed and is_felt(n, [v])]
+    for key, name in [*searched, *in_recipes]:
+        yield (
+            key,
+            f"{name} changes the speed probe itself ({PROBE_PROMPT_TOKENS} tokens alone), which measure.drift: correct "
+            "would take for a change of the machine; use drift: record, or fix it under engine.args",
+        )
 
 
 def _metric_names(spec: StudySpec) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -136,7 +137,7 @@ class _Oracle:
         self._calibrated: tuple[int, TwinEngine] | None = None
 
     def predict(self, changes: Mapping[str, Value], basis: int) -> list[float] | None:
-        """Return the objectives; `None` where an engine would not run, or the twin cannot say."""
+        """Return the objectives; infinite where an engine would not run, `None` where the twin cannot say."""
         if self._calibrated is None or self._calibrated[0] != basis:
             self._history = self._first(basis)
             self._calibrated = (basis, self._calibrator.engine(self._history))
@@ -146,7 +147,7 @@ class _Oracle:
         except EngineUnsupportedError:
             return None
         if not isinstance(outcome, Measurement):
-            return None
+            return [math.inf] * len(self._objectives)
         values = judge(self._file, outcome, self._workload, None, self._metrics).values
         return [values[n] for n in self._objectives] if all(n in values for n in self._objectives) else None
 

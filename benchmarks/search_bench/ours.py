@@ -18,12 +18,11 @@ from tuner.gate import Admitted, NotAdmitted
 from tuner.guidance import Predict
 from tuner.ledger import History
 from tuner.proposer import Proposal, Proposer
-from tuner.space import Parameter, Space
+from tuner.space import Parameter, Space, in_order
 from tuner.spec import Search
 from tuner.study import INSISTS, REFUSALS_IN_A_ROW
 
 STARTUP_TRIALS = Search().startup_trials
-CALIBRATED_ON = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +61,19 @@ class Tuner:
     """
 
     def __init__(self, problem: Problem, seed: int, parts: Parts, *, on_disk: bool = False) -> None:
+        import optuna
+
         knowledge = _without(problem.knowledge(), parts)
         self.refused = 0
         self._base = knowledge.base
-        self._naming = _Naming(problem.space, ordinal=parts.ordinal)
+        self._naming = _Naming(in_order(problem.space), ordinal=parts.ordinal)
         self._records: list[Any] = []
         history = lambda: History(None, tuple(self._records), (), ())  # noqa: E731
         self._gate = knowledge.gate(history) if knowledge.gate else None
         self._folder = tempfile.TemporaryDirectory(prefix="search-benchmark-")
         search = Search(sampler=parts.sampler, startup_trials=parts.startup, seed=seed)
         self._proposer = Proposer(
-            f"sqlite:///{self._folder.name}/optuna.db" if on_disk else _memory(),
+            f"sqlite:///{self._folder.name}/optuna.db" if on_disk else optuna.storages.InMemoryStorage(),
             problem.name,
             self._naming.space,
             search,
@@ -111,11 +112,10 @@ class Tuner:
                 raise RuntimeError(f"{refusals} proposals in a row needed no engine")
 
     def _admits(self, changes: Changes) -> float:
-        """Signed violation that the gate knows of, as the study's opening gives it to the proposer."""
+        """Signed violation that the gate expects, as the study's opening gives it to the proposer."""
         if self._gate is None:
             return 0.0
-        verdict = self._gate.check(self._base.with_args(self._naming.outer(changes)))
-        return verdict.violation if isinstance(verdict, NotAdmitted) else 0.0
+        return self._gate.check(self._base.with_args(self._naming.outer(changes))).expected_violation
 
     def tell(self, suggestion: Suggestion, outcome: Outcome) -> None:
         """Tell the proposer, and the gate what came of what it would have refused."""
@@ -133,18 +133,6 @@ class Tuner:
             self._proposer.tell_violation(proposal.number, outcome.violation)
         else:
             self._proposer.tell_measured(proposal.number, outcome.values, {"memory": outcome.violation})
-
-
-def _memory() -> Any:
-    """Return a storage of Optuna in memory that the proposer takes for the address of one."""
-    import optuna
-
-    class Memory(optuna.storages.InMemoryStorage):  # type: ignore[misc]  # optuna is untyped here
-        def startswith(self, prefix: str) -> bool:
-            """It is no address of SQLite."""
-            return False
-
-    return Memory()
 
 
 def _without(knowledge: Knowledge, parts: Parts) -> Knowledge:
@@ -177,9 +165,9 @@ class _Naming:
         return {n: self._words[n].get(v, v) if n in self._words else v for n, v in changes.items()}
 
     def predictions(self, predict: Predictor) -> Predict:
-        """Return the problem's predictor as the proposer asks it; calibrated on three trials, it is silent before."""
+        """Return the problem's predictor as the proposer asks it."""
 
         def predicted(configurations: Sequence[Changes], basis: int) -> Sequence[Sequence[float] | None]:
-            return [predict(self.outer(changes)) if basis >= CALIBRATED_ON else None for changes in configurations]
+            return [predict(self.outer(changes), basis) for changes in configurations]
 
         return predicted

@@ -45,8 +45,11 @@ class Truth:
     kv_gib: float | None = None
 
 
-Predictor = Callable[[Changes], Values | None]
-"""A twin's prediction of the objectives of a configuration; `None` where it predicts nothing."""
+CALIBRATED_ON = 3
+"""So many measured trials calibrate a problem's twin; before, it is the one of the catalogue, if there is one."""
+Predictor = Callable[[Changes, int], Values | None]
+"""A twin's prediction of the objectives of a configuration, on so many measured trials; infinite where no engine would
+run, `None` where it predicts nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Knowledge:
     gate:
         Made from the trials so far: refuses without an engine. `None` where nothing is known of the memory.
     predict:
-        The twin, calibrated on the trials `first`; `None` where there is none.
+        The twin; `None` where there is none.
     first:
         (source, changes) of the trials after vLLM's defaults: recipes, and what calibrates the twin.
     """

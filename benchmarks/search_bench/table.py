@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from search_bench.problem import Changes, Knowledge, Predictor, Truth, Values, corner_of
+from search_bench.problem import CALIBRATED_ON, Changes, Knowledge, Predictor, Truth, Values, corner_of, parameter
 from tuner.artifacts import load, write_json
 from tuner.gate import Gate
 from tuner.ledger import History
@@ -76,8 +76,8 @@ class Table:
 
     @cached_property
     def space(self) -> Any:
-        """The study's space."""
-        return self.file.spec.space
+        """The study's space, in the order in which everybody else's search has it."""
+        return {name: parameter(values) for name, values in SPACE.items()}
 
     def truth(self, changes: Changes) -> Truth:
         """Look a configuration up, or its nearest neighbour."""
@@ -107,9 +107,9 @@ class Table:
     def _predictor(self) -> Predictor:
         predicted = {tuple(args): values for args, values in self._kept["predicted"]}
 
-        def predict(changes: Changes) -> Values | None:
+        def predict(changes: Changes, basis: int) -> Values | None:
             values = predicted.get(tuple(_canonical(changes).values()))
-            return None if values is None else (values[0], values[1])
+            return None if values is None or basis < CALIBRATED_ON else (values[0], values[1])
 
         return predict
 

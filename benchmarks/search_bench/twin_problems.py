@@ -3,8 +3,8 @@
 The truth is vLLM's scheduler on another clock than the catalogue's: every coefficient differs, steps that cut prompts
 into small chunks are slower (as attention backends make them, and as the cost model has no term for), the values are
 bent by a smooth field of ratios over all parameters, also those of which the twin knows no effect, and less memory is
-left for the KV cache than the memory model says. What the tuner knows is the twin as its own calibration makes it from
-the first three trials of the study.
+left for the KV cache than the memory model says. What the tuner knows is the twin on the catalogue's clock, and once
+three trials were measured, as its own calibration makes it from them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,18 @@ from objectives.latency import is_served, tpot_s, ttft_s
 from objectives.measurement import Failure, Measurement
 from objectives.memory import relative_shortage
 from search_bench.cache import Cache
-from search_bench.problem import Changes, Knowledge, Predictor, Truth, Values, corner_of, front_of, key_of
+from search_bench.problem import (
+    CALIBRATED_ON,
+    Changes,
+    Knowledge,
+    Predictor,
+    Truth,
+    Values,
+    corner_of,
+    front_of,
+    key_of,
+    parameter,
+)
 from tuner.config import EngineConfig
 from tuner.design import design_points
 from tuner.engine.protocol import MeasurePlan
@@ -153,6 +164,7 @@ class TwinProblem:
         played = _digest([workload, _CLOCK, self._twin_fingerprint()])
         self.version = _digest([played, field_seed, _TRUTH])
         self._truths = Cache(DATA / f"{name}-truth.jsonl", played)
+        self._catalogue = Cache(DATA / f"{name}-catalogue.jsonl", played)
         self._predictions = Cache(DATA / f"{name}-twin.jsonl", played)
         self._seen = Cache(DATA / f"{name}-seen.jsonl", self.version)
 
@@ -179,8 +191,8 @@ class TwinProblem:
 
     @cached_property
     def space(self) -> Any:
-        """The study's space."""
-        return self.file.spec.space
+        """The study's space, in the order in which everybody else's search has it."""
+        return {name: parameter(values) for name, values in SPACE.items()}
 
     @cached_property
     def _base(self) -> EngineConfig:
@@ -327,13 +339,20 @@ class TwinProblem:
         return found
 
     def _predictor(self) -> Predictor:
-        def predict(changes: Changes) -> Values | None:
+        def predict(changes: Changes, basis: int) -> Values | None:
             memory = self._predicted_memory(changes)
             if not memory.fits:
-                return None
+                return (math.inf, math.inf)
+            if basis < CALIBRATED_ON:
+                return self._played(self._catalogue, lambda: self._uncalibrated, changes, memory.kv_tokens)[:2]
             return self._played(self._predictions, lambda: self._calibrated, changes, memory.kv_tokens)[:2]
 
         return predict
+
+    @cached_property
+    def _uncalibrated(self) -> TwinEngine:
+        """The twin on the catalogue's clock."""
+        return self._engine(TwinEngine, Coefficients())
 
     @cached_property
     def _calibrated(self) -> TwinEngine:
@@ -341,7 +360,7 @@ class TwinProblem:
         from tuner.engine.twin.calibrate import calibrate
         from tuner.engine.twin.replay import MeasuredTrial
 
-        twin = self._engine(TwinEngine, Coefficients())
+        twin = self._uncalibrated
         kept = self._predictions.get("coefficients")
         if kept is None:
             trials: list[MeasuredTrial] = []

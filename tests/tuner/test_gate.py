@@ -141,7 +141,11 @@ def test_cache_that_would_fit_and_graphs_that_would_not_are_told_as_such() -> No
 def test_only_what_cannot_fit_at_the_favourable_end_is_refused() -> None:
     unsure = dataclasses.replace(TIGHT, violation=0.07, violation_interval=(0.0, 0.2))
 
-    assert isinstance(gate(unsure).check(config()), Admitted)
+    verdict = admitted(gate(unsure).check(config()))
+
+    assert verdict.violation == 0.0
+    assert verdict.expected_violation == pytest.approx(0.07)
+    assert admitted(gate(TIGHT, "verify").check(config())).expected_violation <= 0
 
 
 def test_verify_admits_with_the_predicted_failure_until_it_was_proven() -> None:

@@ -49,6 +49,14 @@ def test_same_configuration_is_queued_once(study: ToyStudy) -> None:
     assert not study.proposer().has_queued()
 
 
+def test_configuration_that_changes_the_probe_is_no_trial_of_a_study_that_corrects_by_it(study: ToyStudy) -> None:
+    chunks = {"space": {"max_num_seqs": [1, 4, 16]}, "measure": {"drift": "correct"}}
+    Path("toy.yaml").write_text(yaml.safe_dump({**SPEC, **TWIN, **chunks}))
+
+    with pytest.raises(UsageError, match=r"--set max_num_batched_tokens=64: changes the speed probe itself"):
+        inject("toy.yaml", ["max_num_batched_tokens=64"])
+
+
 def test_configuration_outside_the_space_is_tried_and_nothing_is_learned_of_it(study: ToyStudy) -> None:
     said = inject("toy.yaml", ["max_num_seqs=5", "max_num_batched_tokens=64"])
     study.run(ToyEngine(), trials=2)

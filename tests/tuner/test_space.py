@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from tuner.design import design_points, value_at
 from tuner.proposer import _distribution
 from tuner.search.encoding import decode, encode
-from tuner.space import Parameter, argument_problem, describe, engine_argument_names
+from tuner.space import Parameter, argument_problem, describe, engine_argument_names, in_order
 
 NUMBERS = st.integers(-1000, 1000) | st.floats(-1000, 1000, allow_nan=False)
 CHOICES = st.lists(
@@ -114,6 +114,15 @@ def test_an_integer_range_holds_its_whole_numbers_only(value: Any) -> None:
 
 def test_numbers_are_ordered_and_two_choices_or_words_are_not() -> None:
     assert Parameter(choices=(8, 1, 2.5)).ordered_choices == (1, 2.5, 8)
+
+
+def test_zero_that_means_no_limit_is_next_to_the_largest_value() -> None:
+    choices = Parameter(choices=(0, 2048, 1024))
+
+    space = in_order({"long_prefill_token_threshold": choices, "max_logprobs": choices})
+
+    assert space["long_prefill_token_threshold"].ordered_choices == (1024, 2048, 0)
+    assert space["max_logprobs"].ordered_choices == (0, 1024, 2048)
     assert not Parameter(choices=(1, 2)).is_ordered
     assert not Parameter(choices=("a", "b", "c")).is_ordered
     assert not Parameter(choices=(1, True, 2)).is_ordered

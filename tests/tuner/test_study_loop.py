@@ -658,8 +658,12 @@ def slow_machine(config: EngineConfig, call: int) -> Measurement:
     return dataclasses.replace(base, speed_before=probe, speed_after=probe)
 
 
+WHOLE_PROBES = {"max_num_seqs": [1, 4, 16], "max_num_batched_tokens": [512, 1024, 4096]}
+"""No prompt of the speed probe is cut into pieces."""
+
+
 def test_drift_is_corrected_against_the_reference_also_after_reopening(tmp_path: Path) -> None:
-    study = ToyStudy.in_memory(tmp_path, measure={"drift": "correct"})
+    study = ToyStudy.in_memory(tmp_path, measure={"drift": "correct"}, space=WHOLE_PROBES)
     study.run(ToyEngine(slow_machine), trials=2)
     study.run(ToyEngine(lambda config, _: slow_machine(config, 1)), trials=3)
 
@@ -670,12 +674,22 @@ def test_drift_is_corrected_against_the_reference_also_after_reopening(tmp_path:
 
 def test_drift_is_corrected_against_the_first_measurement_where_the_defaults_do_not_fit(tmp_path: Path) -> None:
     too_large = Failure(FailureKind.OOM_KV_CACHE, Stage.KV_CACHE, "does not fit")
-    study = ToyStudy.in_memory(tmp_path, measure={"drift": "correct"})
+    study = ToyStudy.in_memory(tmp_path, measure={"drift": "correct"}, space=WHOLE_PROBES)
 
     study.run(ToyEngine(lambda config, call: too_large if call == 0 else slow_machine(config, call - 1)), trials=3)
 
     scores = [t.score.values for t in study.trials if t.score is not None and t.engine is not None]
     assert [s["speed_index"] for s in scores[:2]] == pytest.approx([1.0, 2.0])
+
+
+def test_speed_of_a_trial_that_cuts_the_probe_into_pieces_is_not_known(tmp_path: Path) -> None:
+    study = ToyStudy.in_memory(tmp_path, space={"max_num_seqs": [1, 4, 16], "max_num_batched_tokens": [64, 1024]})
+
+    study.run(ToyEngine(slow_machine), trials=6)
+
+    later = [(t.params["max_num_batched_tokens"], t.score.values) for t in study.trials[1:] if t.score is not None]
+    assert {chunk for chunk, _ in later} == {64, 1024}
+    assert all(("speed_index" in values) == (chunk == 1024) for chunk, values in later)
 
 
 def test_metric_of_the_operators_own_that_fails_voids_the_trial_with_its_cause(tmp_path: Path) -> None:

@@ -26,12 +26,9 @@ from tuner.engine.load import LoadResult, run_load
 from tuner.engine.protocol import MeasurePlan, Progress, TokenSource
 from tuner.engine.race import Race
 from tuner.engine.telemetry import DeviceSampler
+from tuner.probe import PROBE_OUTPUT_TOKENS, PROBE_PROMPT_TOKENS
 from tuner.workload.fresh import fresh
 from tuner.workload.model import Request, Workload
-
-PROBE_PROMPT_TOKENS = 512
-PROBE_OUTPUT_TOKENS = 33
-"""One token from the prefill and 32 decode steps."""
 
 STEADY = 0.10
 """Warm-up ends when two probes in a row agree within this share in both figures …"""

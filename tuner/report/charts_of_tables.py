@@ -15,6 +15,7 @@ from objectives.speed import speed_index
 from tuner import artifacts
 from tuner.errors import StoreError
 from tuner.ledger import TrialRecord
+from tuner.probe import probes_alike
 from tuner.report.chart import Axis, Chart, Panel, Series
 from tuner.report.charts import compared
 from tuner.report.words import scaled
@@ -115,10 +116,12 @@ def _curve(device: str, rows: Sequence[tuple[float, float | None]]) -> Series:
 
 
 def _speed_series(study: StudyView) -> Series | None:
-    """Every speed probe of the study against the first one."""
+    """Speed probes of the study against the first one, of the trials whose probe is the same as its."""
+    first = next((t for t in study.trials if t.speed_before is not None), None)
     probes = [
         (at, probe, trial.number)
         for trial in study.trials
+        if first is not None and probes_alike(first.config, trial.config)
         for at, probe in ((trial.started_at, trial.speed_before), (trial.finished_at, trial.speed_after))
         if probe is not None and at is not None
     ]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
+SPREAD_COUNTS = 3
 MOST_TO_FIT = 128
 """Lengths and noise are fitted on so many of the points, evenly chosen; the prediction uses all."""
 _LOG_LENGTH = (-0.7, 1.0)
@@ -86,19 +87,24 @@ class GaussianProcess:
 
     def believing(self, features: Array) -> GaussianProcess:
         """Return the process that takes what it predicts at further features (m, columns) as seen."""
-        if not len(features):
-            return self
-        scaled = (self.predict(features)[0] - self.fitted.centre) / self.fitted.scale
+        return self.seeing(features, self.predict(features)[0]) if len(features) else self
+
+    def seeing(self, features: Array, values: Array) -> GaussianProcess:
+        """Return the process that has seen values (m,) at further features (m, columns); what was fitted is kept."""
         return _conditioned(
             np.vstack([self.features, features]),
-            np.concatenate([self.scaled, scaled]),
+            np.concatenate([self.scaled, (values - self.fitted.centre) / self.fitted.scale]),
             np.concatenate([self.relative_noise, np.ones(len(features))]),
             self.fitted,
         )
 
 
 def fit(
-    features: Array, values: Array, relative_noise: Array | None = None, log_noise: tuple[float, float] = LOG_NOISE
+    features: Array,
+    values: Array,
+    relative_noise: Array | None = None,
+    log_noise: tuple[float, float] = LOG_NOISE,
+    spread: float | None = None,
 ) -> GaussianProcess:
     """Fit a process to values (n,) at features (n, columns).
 
@@ -108,10 +114,14 @@ def fit(
         Variance of the noise of each value relative to the others (n,); how large it is altogether is fitted.
     log_noise:
         Mean and standard deviation that are expected of the logarithm of its variance, the values' own being 1.
+    spread:
+        Standard deviation that is expected of the values: counts as much as `SPREAD_COUNTS` of them.
     """
     count = len(values)
     noise_of = np.ones(count) if relative_noise is None else relative_noise
     centre, scale = float(values.mean()), float(values.std())
+    if spread is not None:
+        scale = float(np.sqrt((SPREAD_COUNTS * spread**2 + count * scale**2) / (SPREAD_COUNTS + count)))
     scale = scale if scale > 1e-9 else 1.0
     scaled = (values - centre) / scale
     chosen = np.arange(count) if count <= MOST_TO_FIT else np.linspace(0, count - 1, MOST_TO_FIT).astype(int)

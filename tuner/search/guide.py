@@ -1,15 +1,17 @@
 """What a predictor says of the whole space, from a few hundred of its predictions: the mean that the models start from.
 
-The predictor is asked at points that fill the space, then around its own front. Between them a process of its own fills
-in, so that any configuration has a prediction, and a deviation for what was filled in.
+The predictor is asked at points that fill the space, then around its own front, then wherever a point is about to be
+chosen. Between them a process of its own fills in, so that any configuration has a prediction, and a deviation for what
+was filled in: schedulers have steps and edges that no smooth process follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from objectives.pareto import front
 from tuner.search.candidates import near_points, spread_points
@@ -17,13 +19,13 @@ from tuner.search.coordinates import Array, Coordinates, keys, unseen
 from tuner.search.gaussian import GaussianProcess, fit
 
 Predict = Callable[[Array], Array]
-"""Predicted objectives (n, d) at positions (n, size), on the scale that is modelled; NaN where nothing is predicted."""
+"""Predicted objectives (n, d) at positions (n, size), on the scale that is modelled; infinite where nothing would run,
+NaN where nothing can be said."""
 
-SPREAD = 192
+SPREAD = 256
 """Predictions over the whole space."""
-ROUNDS = 3
-NEAR = 48
-"""Predictions around the predicted front, in each of so many rounds."""
+ROUNDS, NEAR, CENTRES = 6, 64, 32
+"""So many rounds of so many predictions around so many of the best: what is measured differs, and so does its front."""
 _LOG_NOISE = (-9.2, 1.0)
 """Predictions have no noise; what is allowed for are steps that no smooth process follows."""
 _LEAST = 16
@@ -37,16 +39,47 @@ class Guide:
     Parameters
     ----------
     positions:
-        The predicted front (m, size).
+        The best of what was predicted (m, size), the front first.
+    known:
+        What was predicted, by `keys` of features: objectives (d,), infinite where nothing would run, NaN where the
+        predictor says nothing.
     """
 
     positions: Array
     processes: tuple[GaussianProcess, ...]
+    known: Mapping[bytes, Array]
+    coordinates: Coordinates
+    ask: Predict
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """Return predicted objectives and the deviation of what was filled in (n, d)."""
+        """Return predicted objectives (n, d), and the deviation of what was filled in: 0 where it was not."""
         columns = [process.predict(features) for process in self.processes]
-        return np.column_stack([m for m, _ in columns]), np.column_stack([s for _, s in columns])
+        means, deviations = np.column_stack([m for m, _ in columns]), np.column_stack([s for _, s in columns])
+        for row, key in enumerate(keys(features)):
+            exact = self.known.get(key)
+            if exact is not None and np.isfinite(exact).all():
+                means[row], deviations[row] = exact, 0.0
+        return means, deviations
+
+    def refuses(self, features: Array) -> NDArray[np.bool_]:
+        """Say which rows (n,) are predicted not to run."""
+        nothing = np.zeros(len(self.processes))
+        return np.array([bool(np.isinf(self.known.get(key, nothing)).any()) for key in keys(features)], dtype=bool)
+
+    def was_asked(self, features: Array) -> NDArray[np.bool_]:
+        """Say of which rows (n,) the predictor itself has spoken."""
+        return np.array([key in self.known for key in keys(features)], dtype=bool)
+
+    def asking(self, positions: Array) -> Guide:
+        """Return the guide that knows what the predictor says at further positions (m, size), too."""
+        features, values = self.coordinates.features(positions), self.ask(positions)
+        told = np.isfinite(values).all(axis=1)
+        processes = self.processes
+        if told.any():
+            processes = tuple(p.seeing(features[told], c[told]) for p, c in zip(processes, values.T, strict=True))
+        return replace(
+            self, processes=processes, known={**self.known, **dict(zip(keys(features), values, strict=True))}
+        )
 
 
 def explored(coordinates: Coordinates, predict: Predict, seed: int) -> tuple[Array, Array]:
@@ -54,24 +87,33 @@ def explored(coordinates: Coordinates, predict: Predict, seed: int) -> tuple[Arr
     positions = unseen(spread_points(coordinates, seed, SPREAD, all_up_to=SPREAD), set())
     values = predict(positions)
     generator = np.random.default_rng(seed)
-    for round_number in range(ROUNDS):
+    for _ in range(ROUNDS):
         known = np.isfinite(values).all(axis=1)
         if not known.any():
             break
-        centres = positions[known][front(values[known])]
-        near = near_points(coordinates, centres, generator, NEAR, reach=0.5**round_number)
+        near = near_points(coordinates, positions[known][_best(values[known])], generator, NEAR)
         near = unseen(near, set(keys(positions)))
         if len(near):
             positions, values = np.vstack([positions, near]), np.vstack([values, predict(near)])
     return positions, values
 
 
-def guided(coordinates: Coordinates, positions: Array, values: Array) -> Guide | None:
-    """Return the guide that follows from predictions; `None` from too few."""
-    known = np.isfinite(values).all(axis=1)
-    if known.sum() < _LEAST:
+def _best(values: Array) -> list[int]:
+    """Return rows (at least `CENTRES` of n) of the front, of the front without those, and so on."""
+    found: list[int] = []
+    left = np.arange(len(values))
+    while len(found) < CENTRES and len(left):
+        found += left[front(values[left])].tolist()
+        left = np.setdiff1d(left, found)
+    return found
+
+
+def guided(coordinates: Coordinates, positions: Array, values: Array, ask: Predict) -> Guide | None:
+    """Return the guide that follows from predictions, and asks for more; `None` from too few."""
+    told = np.isfinite(values).all(axis=1)
+    if told.sum() < _LEAST:
         return None
-    positions, values = positions[known], values[known]
     features = coordinates.features(positions)
-    processes = tuple(fit(features, column, log_noise=_LOG_NOISE) for column in values.T)
-    return Guide(positions[front(values)], processes)
+    processes = tuple(fit(features[told], column, log_noise=_LOG_NOISE) for column in values[told].T)
+    known = dict(zip(keys(features), values, strict=True))
+    return Guide(positions[told][_best(values[told])], processes, known, coordinates, ask)

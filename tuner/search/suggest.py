@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from tuner.space import Value
 _ROUNDS = 2
 """How often the surroundings of the best points are searched again, each time half as far."""
 _CENTRES = 8
+_ASKED, _ASKS = 12, 6
+"""So many of the most promising points are predicted at once, and so often, until the best is one that was."""
 _MARGIN = 0.1
 """The corner lies so much of the front's extent beyond its worst values."""
 _LIKELY = 0.5
@@ -90,7 +92,8 @@ def suggest(
 
     The same past and seed give the same answer.
     """
-    observed = Observed(coordinates.features(past.positions), past.values, past.violations, past.widths)
+    violations = _unforeseen(past, coordinates, admits)
+    observed = Observed(coordinates.features(past.positions), past.values, violations, past.widths)
     if not observed.measured.any():
         return None
     pending = coordinates.features(past.pending)
@@ -112,11 +115,35 @@ def suggest(
         if len(near):
             pool = np.vstack([pool, near])
             worth = np.concatenate([worth, aim.worth(coordinates.features(near))])
+    if surrogate.followed is not None:
+        features = coordinates.features(pool)
+        aim, worth = _asked(surrogate.followed, aim, lambda s: _aim(observed, s, pending, features), pool, worth)
     chosen = Border(coordinates, admits, seed).first_admitted(pool, worth)
     if chosen is None:
         return None
     gain = float(worth[chosen]) / aim.volume
-    return Suggestion(coordinates.changes(pool[chosen]), gain, follows_guide=any(surrogate.follows))
+    return Suggestion(coordinates.changes(pool[chosen]), gain, follows_guide=surrogate.followed is not None)
+
+
+def _asked(
+    guide: Guide, aim: _Aim, aim_of: Callable[[Surrogate], _Aim], pool: Array, worth: Array
+) -> tuple[_Aim, Array]:
+    """Ask about the most promising points (of n) until the best is one of which the predictor itself has spoken.
+
+    Those that were only filled in are worth nothing then: where there are many, some always look better than they are.
+    """
+    features = guide.coordinates.features(pool)
+    known = guide.was_asked(features)
+    for _ in range(_ASKS):
+        if known[np.argmax(worth)]:
+            break
+        new = np.flatnonzero(~known)
+        new = new[np.argsort(-worth[new], kind="stable")[:_ASKED]]
+        guide = guide.asking(pool[new])
+        known[new] = True
+        aim = aim_of(replace(aim.surrogate, guide=guide))
+        worth = aim.worth(features)
+    return aim, np.where(known, worth, 0.0) if (worth[known] > 0).any() else worth
 
 
 @dataclass(frozen=True)
@@ -134,7 +161,9 @@ class _Aim:
     def worth(self, features: Array) -> Array:
         means, deviations = self.surrogate.predict(features)
         gain = expected_improvement(means, deviations, self.front, self.corner)
-        return gain * self.surrogate.feasibility(features)
+        worth: Array = gain * self.surrogate.feasibility(features)
+        guide = self.surrogate.followed
+        return worth if guide is None else np.where(guide.refuses(features), 0.0, worth)
 
 
 def _aim(observed: Observed, surrogate: Surrogate, pending: Array, pool: Array) -> _Aim:
@@ -155,6 +184,18 @@ def _aim(observed: Observed, surrogate: Surrogate, pending: Array, pool: Array) 
     ends = expected[front(expected)]
     worst = np.maximum(members.max(axis=0), ends.max(axis=0))
     return _Aim(surrogate, members, worst + np.maximum(_MARGIN * (worst - ends.min(axis=0)), 1e-3))
+
+
+def _unforeseen(past: Past, coordinates: Coordinates, admits: Admits) -> Array:
+    """Return the violations (n, c) of which there is something to learn.
+
+    What does not start and was expected not to says nothing of its neighbours that is not known of each of them.
+    """
+    violations = past.violations.copy()
+    for row in np.flatnonzero(violations[:, 0] > 0):
+        if admits(coordinates.changes(past.positions[row])) > 0:
+            violations[row, 0] = np.nan
+    return violations
 
 
 def _starting_points(

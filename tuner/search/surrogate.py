@@ -20,6 +20,9 @@ _VIOLATION_SCALE = 0.1
 """Violations are modelled on a scale that is linear up to about this size and logarithmic beyond: 0 decides."""
 _LEAST_TO_JUDGE = 4
 """With fewer measured trials the guide is followed untested."""
+_RATIOS = 0.15
+"""Standard deviation of the logarithm of measured over predicted, before there are many: 0.10 to 0.14 over the
+configurations of two studies of real engines and the recorded A10G study (benchmarks/README.md, Twin)."""
 _WIDTH_LIMITS = (0.25, 4.0)
 """By how much the variance of one trial's noise may differ from the typical one."""
 
@@ -72,13 +75,18 @@ class Surrogate:
     follows: tuple[bool, ...]
     guide: Guide | None
 
+    @property
+    def followed(self) -> Guide | None:
+        """The guide, where it has a say."""
+        return self.guide if any(self.follows) else None
+
     def predict(self, features: Array) -> tuple[Array, Array]:
         """Return means and standard deviations (n, d) of the objectives."""
         columns = [process.predict(features) for process in self.objectives]
         means, deviations = np.column_stack([m for m, _ in columns]), np.column_stack([s for _, s in columns])
-        if self.guide is None or not any(self.follows):
+        if (guide := self.followed) is None:
             return means, deviations
-        predicted, filled_in = self.guide.predict(features)
+        predicted, filled_in = guide.predict(features)
         follows = np.array(self.follows)
         return means + np.where(follows, predicted, 0.0), np.hypot(deviations, np.where(follows, filled_in, 0.0))
 
@@ -116,7 +124,8 @@ def learned(observed: Observed, guide: Guide | None = None) -> Surrogate:
     if guide is not None:
         expected, _ = guide.predict(features)
         ratios = [
-            fit(features, column, noise_of) for column, noise_of in zip((values - expected).T, noise, strict=True)
+            fit(features, column, noise_of, spread=_RATIOS)
+            for column, noise_of in zip((values - expected).T, noise, strict=True)
         ]
         follows = [_is_better(ratio, alone) for ratio, alone in zip(ratios, plain, strict=True)]
         chosen = [ratio if follow else alone for ratio, alone, follow in zip(ratios, plain, follows, strict=True)]

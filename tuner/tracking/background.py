@@ -12,6 +12,8 @@ from tuner.ledger import History
 from tuner.tracking.tracker import Tracker
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 120.0
+REST = 4.0
+"""After a sync it rests so many times as long as that took: the driver of 64 engines has better uses for its core."""
 
 
 class BackgroundTracker:
@@ -71,7 +73,9 @@ class BackgroundTracker:
                     self._closing.wait(self._retry_s)
                 if not self._closing.is_set():
                     self._woken.clear()
+                    began_s = time.monotonic()
                     self._sync(final=False)
+                    self._closing.wait(REST * (time.monotonic() - began_s))
             self._sync(final=True)
         finally:
             self._done.set()

@@ -17,7 +17,8 @@ from tuner.engine import trial
 from tuner.engine.protocol import EngineDiedError, MeasurePlan, TokenDelta
 from tuner.engine.race import Race
 from tuner.engine.telemetry import DeviceSampler
-from tuner.engine.trial import MAX_WARMUP_PROBES, PROBE_OUTPUT_TOKENS, PROBE_PROMPT_TOKENS, measure
+from tuner.engine.trial import MAX_WARMUP_PROBES, measure
+from tuner.probe import PROBE_OUTPUT_TOKENS, PROBE_PROMPT_TOKENS
 from tuner.workload.model import Request, Workload
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")

@@ -8,7 +8,7 @@ import numpy as np
 from tuner.design import design_points
 from tuner.search.candidates import near_points, spread_points
 from tuner.search.coordinates import Coordinates, keys
-from tuner.search.suggest import Past, suggest
+from tuner.search.suggest import Past, _unforeseen, suggest
 from tuner.space import Parameter
 
 SPACE = {
@@ -80,6 +80,17 @@ def test_nothing_is_suggested_where_everything_is_refused_or_nothing_was_measure
 
     failed = [c for c in design_points(SPACE, 64, 0) if not runs(c)]
     assert suggest(past_of(failed), COORDINATES, 1, everything_is_admitted) is None
+
+
+def test_only_a_failure_that_was_not_expected_teaches_the_model_where_nothing_runs() -> None:
+    past = past_of(TRIED)
+    past.violations[3:5] = 0.4
+
+    learned = _unforeseen(past, COORDINATES, lambda c: 0.4 if c == TRIED[3] else -0.1)
+
+    assert np.isnan(learned[3, 0])
+    assert learned[4, 0] == 0.4
+    assert np.array_equal(learned[:3], past.violations[:3])
 
 
 def test_small_space_is_tried_to_its_end_and_then_nothing_is_left() -> None:

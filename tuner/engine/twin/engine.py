@@ -27,6 +27,7 @@ from tuner.engine.twin.shape import ModelShape, kv_dtype_bytes, model_shape, rea
 from tuner.engine.twin.steptime import Coefficients, KernelChoice, StepCost, StepLoad
 from tuner.engine.twin.vllm_scheduler import SCHEDULER_ARGS, Resolved, VirtualScheduler, limit_model_len, resolve
 from tuner.errors import UsageError
+from tuner.probe import PROBE_PROMPT_TOKENS
 from tuner.workload.model import Workload
 
 PREDICTED_ARGS = frozenset(SCHEDULER_ARGS) | {
@@ -43,7 +44,6 @@ PREDICTED_ARGS = frozenset(SCHEDULER_ARGS) | {
 }
 """Arguments whose effect on time or memory is predicted; any other leaves the twin's figures as they are."""
 
-_PROBE_TOKENS = 512
 _CAPTURE_LIMIT_TOKENS = 512
 """vLLM captures graphs for up to min(2 x max_num_seqs, 512) tokens unless told otherwise."""
 
@@ -165,7 +165,7 @@ class TwinEngine:
     def _machine_probe(self) -> SpeedProbe:
         """Return one probe for every configuration: this machine does not drift, so its speed index is 1."""
         cost = StepCost(model_shape(self._config_json), self._device, KernelChoice(), self._sets.shared)
-        return _probe(cost, _PROBE_TOKENS)
+        return _probe(cost, PROBE_PROMPT_TOKENS)
 
     def _coefficients(self, config: EngineConfig) -> Coefficients:
         return self._sets.of(self.key(config))
@@ -260,11 +260,11 @@ def _kernels(config: EngineConfig, shape: ModelShape, resolved: Resolved, device
 def _probe(cost: StepCost, chunk_tokens: int) -> SpeedProbe:
     """Predict the speed probe: a 512-token prompt alone, in chunks, then single tokens after it."""
     prefill_s = 0.0
-    for done in range(0, _PROBE_TOKENS, chunk_tokens):
-        count = min(chunk_tokens, _PROBE_TOKENS - done)
+    for done in range(0, PROBE_PROMPT_TOKENS, chunk_tokens):
+        count = min(chunk_tokens, PROBE_PROMPT_TOKENS - done)
         end = done + count
-        prefill_s += cost(StepLoad(count, count * (done + (count + 1) / 2), end, 0, 0, int(end == _PROBE_TOKENS)))
-    return SpeedProbe(prefill_s, cost(StepLoad(0, 0.0, 0, 1, _PROBE_TOKENS + 1, 1)))
+        prefill_s += cost(StepLoad(count, count * (done + (count + 1) / 2), end, 0, 0, int(end == PROBE_PROMPT_TOKENS)))
+    return SpeedProbe(prefill_s, cost(StepLoad(0, 0.0, 0, 1, PROBE_PROMPT_TOKENS + 1, 1)))
 
 
 def _interval_notes(coefficients: Coefficients) -> dict[str, float]:

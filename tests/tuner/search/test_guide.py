@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+
+from tuner.search.coordinates import Array, Coordinates
+from tuner.search.guide import explored, guided
+from tuner.search.suggest import Past, suggest
+from tuner.space import Parameter
+
+SPACE = {
+    "seqs": Parameter(low=1, high=512, log=True),
+    "tokens": Parameter(low=256, high=16384, log=True),
+    "backend": Parameter(choices=("a", "b", "c")),
+}
+COORDINATES = Coordinates(SPACE)
+PLACES = COORDINATES.snapped(np.random.default_rng(0).random((12, 3)))
+
+
+def times(positions: Array) -> Array:
+    """Logarithms of two times, with a step that no smooth process follows: nothing runs beyond it, c is not known."""
+    seqs, tokens, backend = positions.T
+    ttft = 3 - 2 * tokens - seqs + np.where(tokens > 0.6, 1.0, 0.0)
+    values = np.column_stack([ttft, -3 + tokens + seqs])
+    values[seqs > 0.8] = np.inf
+    values[backend > 0.7] = np.nan
+    return values
+
+
+class Predictor:
+    """Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Array] = []
+
+    def __call__(self, positions: Array) -> Array:
+        self.asked.append(positions)
+        return times(positions)
+
+
+def test_predictions_that_were_made_are_exact_and_the_others_are_not_certain() -> None:
+    positions, values = explored(COORDINATES, times, 0)
+    guide = guided(COORDINATES, positions, values, times)
+    assert guide is not None
+    finite = np.isfinite(values).all(axis=1)
+
+    predicted, deviations = guide.predict(COORDINATES.features(positions[finite]))
+    between = COORDINATES.snapped(np.random.default_rng(1).random((20, 3)))
+
+    assert np.array_equal(predicted, values[finite])
+    assert not deviations.any()
+    assert (guide.predict(COORDINATES.features(between))[1] > 0).all()
+
+
+def test_guide_tells_what_would_not_run_from_what_is_not_known() -> None:
+    guide = guided(COORDINATES, *explored(COORDINATES, times, 0), times)
+    assert guide is not None
+    will_not, unknown, fine = COORDINATES.snapped(np.array([[0.9, 0.5, 0.1], [0.5, 0.5, 0.9], [0.5, 0.5, 0.1]]))[
+        :, None
+    ]
+
+    guide = guide.asking(np.vstack([will_not, unknown, fine]))
+
+    answers = [
+        (guide.refuses(f)[0], guide.was_asked(f)[0]) for f in map(COORDINATES.features, (will_not, unknown, fine))
+    ]
+    assert answers == [(True, True), (False, True), (False, True)]
+
+
+def test_what_is_suggested_was_predicted_and_runs() -> None:
+    predictor = Predictor()
+    guide = guided(COORDINATES, *explored(COORDINATES, times, 0), predictor)
+    assert guide is not None
+    tried = PLACES[np.isfinite(times(PLACES)).all(axis=1)][:5]
+    past = Past(
+        positions=tried,
+        values=times(tried) + 0.1,
+        violations=np.full((len(tried), 1), -0.5),
+        widths=np.full((len(tried), 2), np.nan),
+        pending=np.empty((0, 3)),
+        closed=np.empty((0, 3)),
+    )
+
+    found = suggest(past, COORDINATES, 0, lambda _: 0.0, guide)
+
+    assert found is not None
+    assert found.follows_guide
+    features = COORDINATES.features(COORDINATES.position(found.changes)[None, :])
+    for positions in tuple(predictor.asked):
+        guide = guide.asking(positions)
+    assert guide.was_asked(features).all()
+    assert not guide.refuses(features).any()
