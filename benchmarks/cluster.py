@@ -2,7 +2,8 @@
 
 Ray's own cluster utilities start the machines on this one; every engine is an actor in a room of its own, driven by the
 code that drives vLLM. The actors predict with the twin, a few of which serve all, and stay busy for as long as a trial
-at the asked pace would take. Idle share and ideal time are taken from the seats that there were at each moment.
+at the asked pace would take. Ideal time is taken from the seats that there were at each moment; the idle share from
+those until the last trial began, since nobody has anything to do for a seat that becomes free after that.
 
     python benchmarks/cluster.py --trials 500 --nodes 4 --engines-per-node 2 --trial-s 4 --kill 2 --join 1
     python benchmarks/cluster.py --trials 1280 --nodes 8 --engines-per-node 8 --trial-s 60 --storage postgresql://…
@@ -142,10 +143,12 @@ class Machines:
         self.seats.clear()
         self._count()
 
-    def seat_s(self) -> float:
-        """Seconds of all seats together until now."""
-        ends = [at for at, _ in self.seats[1:]] + [time.monotonic()]
-        return sum(count * (end - at) for (at, count), end in zip(self.seats, ends, strict=True))
+    def seat_s(self, until_s: float) -> float:
+        """Seconds of all seats together until a reading of `time.monotonic`."""
+        ends = [at for at, _ in self.seats[1:]] + [until_s]
+        return sum(
+            max(0.0, count * (min(end, until_s) - at)) for (at, count), end in zip(self.seats, ends, strict=True)
+        )
 
     @property
     def address(self) -> str:
@@ -182,9 +185,12 @@ class Events:
         self._machines = machines
         self._planned = planned
         self.happened: list[str] = []
+        self.last_began = (0.0, 0.0)
+        """When the latest trial began, by `time.monotonic` and by the clock."""
 
     def began(self, proposal: Proposal, of_trials: int | None, ends_at: float | None) -> None:
-        """Nothing to show."""
+        """Remember when."""
+        self.last_began = (time.monotonic(), time.time())
 
     def progressed(self, number: int, text: str) -> None:
         """Nothing to show."""
@@ -290,16 +296,19 @@ def run(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
                     StudyRun(rooms, trials=arguments.trials, deadline=None).run()
                 signal.alarm(0)
                 wall_s, cpu_s = time.monotonic() - began_s, _cpu_s() - cpu_s
-                seat_s = machines.seat_s()
+                seat_s, begun_s = machines.seat_s(time.monotonic()), machines.seat_s(events.last_began[0])
                 history = rooms.folder.ledger.history()
     finally:
         machines.close()
     mine = [t for t in history.finished if t.number not in before and not is_open(t)]
     work_s = sum(nominal_s(t.config, arguments.trial_s) for t in mine)
     lost_s = sum(a.seconds for t in mine for a in t.attempts)
+    busy_s = sum(
+        max(0.0, min(t.finished_at, events.last_began[1]) - (t.finished_at - t.engine_s)) for t in mine if t.finished_at
+    )
     return {
         "trials": len(mine), "wall_s": wall_s, "driver_cpu_s": cpu_s, "seat_s": seat_s, "work_s": work_s,
-        "busy_s": sum(t.engine_s for t in mine), "lost_s": lost_s, "happened": events.happened,
+        "begun_s": begun_s, "busy_s": busy_s, "lost_s": lost_s, "happened": events.happened,
     }  # fmt: skip
 
 
@@ -332,7 +341,7 @@ def table(sittings: Sequence[dict[str, Any]]) -> list[str]:
         f"machines                       {', '.join(w for s in sittings for w in s['happened']) or 'stayed'}",
         f"wall-clock                     {total['wall_s']:.0f} s",
         f"wall-clock / ideal             {total['seat_s'] / total['work_s']:.3f}",
-        f"idle share of the engines      {1 - total['busy_s'] / total['seat_s']:.1%}",
+        f"idle share of the engines      {1 - total['busy_s'] / total['begun_s']:.1%}",
         f"lost with machines             {total['lost_s']:.0f} s",
         f"driver                         {total['driver_cpu_s'] / total['wall_s']:.2f} cores, "
         f"{1000 * total['driver_cpu_s'] / total['trials']:.0f} ms a trial",

@@ -11,7 +11,7 @@ from tuner.design import design_points
 from tuner.guidance import Guidance, Predict
 from tuner.search.border import Admits
 from tuner.search.coordinates import Coordinates, keys
-from tuner.search.guide import Guide
+from tuner.search.guide import THOROUGH, Effort, Guide
 from tuner.search.suggest import Past, Suggestion, suggest
 from tuner.space import Space, Value
 from tuner.spec import Search
@@ -51,10 +51,13 @@ class Foresight:
         Predicts objectives in their own units.
     ahead:
         Whether it is asked in the background, while trials run.
+    effort:
+        How often it is asked.
     """
 
     predict: Predict
     ahead: bool = False
+    effort: Effort = THOROUGH
 
 
 class Chooser:
@@ -90,7 +93,13 @@ class Chooser:
         self._guidance: Guidance | None = None
         if foresight is not None and search.sampler == "gp":
             self._guidance = Guidance(
-                self.coordinates, foresight.predict, model, objectives, search.seed, ahead=foresight.ahead
+                self.coordinates,
+                foresight.predict,
+                model,
+                objectives,
+                search.seed,
+                ahead=foresight.ahead,
+                effort=foresight.effort,
             )
 
     def choose(self, past: Past, seed: int, *, followed: bool) -> Choice | None:

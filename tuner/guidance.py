@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from tuner.search.coordinates import Array, Coordinates, keys
-from tuner.search.guide import Guide, explored, guided
+from tuner.search.guide import Effort, Guide, explored, guided
 from tuner.space import Value
 
 CALIBRATED_ON = (0, 3, 6, 12, 24, 48)
@@ -52,12 +52,14 @@ class Guidance:
         seed: int,
         *,
         ahead: bool,
+        effort: Effort,
     ) -> None:
         self._coordinates = coordinates
         self._predict = predict
         self._model = model
         self._empty = [float("nan")] * objectives
         self._seed = seed
+        self._effort = effort
         self._known: dict[tuple[int, bytes], Sequence[float]] = {}
         self._explored: dict[int, tuple[Array, Array]] = {}
         self._one_at_a_time = threading.Lock()
@@ -72,14 +74,18 @@ class Guidance:
         """Return the guide after so many measured trials, from predictions at positions (n, size) too."""
         basis = basis_of(measured)
         if basis not in self._explored:
-            self._explored[basis] = explored(self._coordinates, lambda p: self._values(p, basis), self._seed)
+            self._explored[basis] = explored(
+                self._coordinates, lambda p: self._values(p, basis), self._seed, self._effort
+            )
         everywhere, values = self._explored[basis]
 
         def ask(further: Array) -> Array:
             return self._values(further, basis)
 
         predicted = ask(positions)
-        return guided(self._coordinates, np.vstack([everywhere, positions]), np.vstack([values, predicted]), ask)
+        return guided(
+            self._coordinates, np.vstack([everywhere, positions]), np.vstack([values, predicted]), ask, self._effort
+        )
 
     def prepare(self, measured: int, positions: Array, rehearse: Callable[[Guide], object]) -> None:
         """Have ready what `at` will be asked, and what the guide will be asked where it is used as `rehearse` does."""

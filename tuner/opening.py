@@ -29,6 +29,7 @@ from tuner.memory_model import MeasuredMemory, MemoryPrediction, predict
 from tuner.model_files import config_folder, config_json, context_tokens, vocabulary, weight_bytes
 from tuner.proposer import Proposer
 from tuner.quiet import Considerate, needs_quiet
+from tuner.search.guide import BRIEF, THOROUGH
 from tuner.storage import storage_of
 from tuner.study import Listener, Rooms
 from tuner.study_file import StudyFile
@@ -314,7 +315,7 @@ def proposer_of(
         constraints=[str(Constraint.parse(text)) for text in file.spec.constraints],
         objectives=[(o.unit in RATIO_UNITS, 1 if o.direction == "minimize" else -1) for o in objectives_of(file)],
         admits=admits,
-        foresight=Foresight(twin, ahead=True) if twin else None,
+        foresight=Foresight(twin, ahead=True, effort=BRIEF if needs_quiet(file) else THOROUGH) if twin else None,
         noted=noted,
     )
 

@@ -80,7 +80,9 @@ class Tuner:
             constraints=[],
             objectives=[(parts.log, 1)] * 2,
             admits=self._admits,
-            foresight=Foresight(self._naming.predictions(knowledge.predict)) if knowledge.predict else None,
+            foresight=Foresight(self._naming.predictions(knowledge.predict), effort=knowledge.effort)
+            if knowledge.predict
+            else None,
         )
         for source, changes in (("reference", problem.default), *knowledge.first):
             self._proposer.enqueue(source, self._naming.inner(changes), self._naming.inner(problem.default))

@@ -16,6 +16,7 @@ import numpy as np
 from tuner.config import EngineConfig
 from tuner.gate import Gate
 from tuner.ledger import History, TrialRecord, TrialState
+from tuner.search.guide import THOROUGH, Effort
 from tuner.space import Parameter, Space, Value
 
 Changes = Mapping[str, Value]
@@ -64,6 +65,8 @@ class Knowledge:
         Made from the trials so far: refuses without an engine. `None` where nothing is known of the memory.
     predict:
         The twin; `None` where there is none.
+    effort:
+        How often the twin is asked, as the tuner would on such a machine.
     first:
         (source, changes) of the trials after vLLM's defaults: recipes, and what calibrates the twin.
     """
@@ -71,6 +74,7 @@ class Knowledge:
     base: EngineConfig
     gate: Callable[[Callable[[], History]], Gate] | None = None
     predict: Predictor | None = None
+    effort: Effort = THOROUGH
     first: Sequence[tuple[str, Changes]] = ()
 
 

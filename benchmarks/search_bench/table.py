@@ -26,6 +26,7 @@ from tuner.artifacts import load, write_json
 from tuner.gate import Gate
 from tuner.ledger import History
 from tuner.opening import base_config, build_workload, machine_of, memory_predictor
+from tuner.search.guide import BRIEF
 from tuner.study_file import StudyFile, read
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +99,7 @@ class Table:
         """Return the memory model as a gate, and the calibrated twin."""
         base = base_config(self.file)
         first = [("calibration", {**DEFAULT, **c}) for c in CALIBRATING]
-        return Knowledge(base, self._gate, self._predictor(), first)
+        return Knowledge(base, self._gate, self._predictor(), BRIEF, first)
 
     def _gate(self, history: Callable[[], History]) -> Gate:
         predict = memory_predictor(self.file, machine_of(self.file), history)

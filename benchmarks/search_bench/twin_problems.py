@@ -320,7 +320,7 @@ class TwinProblem:
 
     def knowledge(self) -> Knowledge:
         """Return the memory model as a gate, the calibrated twin, and the recipes that fit."""
-        return Knowledge(self._base, self._gate, self._predictor(), self._recipes())
+        return Knowledge(self._base, self._gate, self._predictor(), first=self._recipes())
 
     def _gate(self, history: Callable[[], History]) -> Gate:
         predict = memory_predictor(self.file, machine_of(self.file), history)

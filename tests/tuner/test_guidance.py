@@ -10,6 +10,7 @@ import pytest
 
 from tuner.guidance import Guidance, basis_of
 from tuner.search.coordinates import Coordinates
+from tuner.search.guide import BRIEF
 from tuner.space import Parameter
 
 SPACE = {
@@ -39,7 +40,7 @@ class Predictor:
 
 
 def guidance(predictor: Predictor, *, ahead: bool = False) -> Guidance:
-    return Guidance(COORDINATES, predictor, lambda v: [math.log(x) for x in v], 2, 0, ahead=ahead)
+    return Guidance(COORDINATES, predictor, lambda v: [math.log(x) for x in v], 2, 0, ahead=ahead, effort=BRIEF)
 
 
 def test_guide_knows_what_the_predictor_says_also_between_its_predictions() -> None:
@@ -90,7 +91,7 @@ def test_predictor_that_says_nothing_guides_nobody() -> None:
     def silent(configurations: Sequence[Mapping[str, Any]], _: int) -> list[Sequence[float] | None]:
         return [None] * len(configurations)
 
-    assert Guidance(COORDINATES, silent, list, 2, 0, ahead=False).at(1, POSITIONS) is None
+    assert Guidance(COORDINATES, silent, list, 2, 0, ahead=False, effort=BRIEF).at(1, POSITIONS) is None
 
 
 def test_predictions_are_made_ahead_and_not_while_something_is_measured() -> None:

@@ -22,14 +22,38 @@ Predict = Callable[[Array], Array]
 """Predicted objectives (n, d) at positions (n, size), on the scale that is modelled; infinite where nothing would run,
 NaN where nothing can be said."""
 
-SPREAD = 256
-"""Predictions over the whole space."""
-ROUNDS, NEAR, CENTRES = 6, 64, 32
-"""So many rounds of so many predictions around so many of the best: what is measured differs, and so does its front."""
+CENTRES = 32
+"""So many of the best predictions are looked around: what is measured differs from them, and so does its front."""
 _LOG_NOISE = (-9.2, 1.0)
 """Predictions have no noise; what is allowed for are steps that no smooth process follows."""
 _LEAST = 16
 """Fewer predictions guide nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How many predictions are made.
+
+    Parameters
+    ----------
+    spread:
+        Over the whole space.
+    rounds, near:
+        So many rounds of so many around the best, before anything is chosen.
+    asks, asked:
+        So many rounds of so many at most for each choice.
+    """
+
+    spread: int
+    rounds: int
+    near: int
+    asks: int
+    asked: int
+
+
+THOROUGH = Effort(spread=256, rounds=6, near=64, asks=6, asked=12)
+BRIEF = Effort(spread=96, rounds=2, near=32, asks=2, asked=8)
+"""Where nothing can be predicted while a trial is measured, because that would be seen in what it shows."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +74,7 @@ class Guide:
     known: Mapping[bytes, Array]
     coordinates: Coordinates
     ask: Predict
+    effort: Effort
 
     def predict(self, features: Array) -> tuple[Array, Array]:
         """Return predicted objectives (n, d), and the deviation of what was filled in: 0 where it was not."""
@@ -82,16 +107,16 @@ class Guide:
         )
 
 
-def explored(coordinates: Coordinates, predict: Predict, seed: int) -> tuple[Array, Array]:
+def explored(coordinates: Coordinates, predict: Predict, seed: int, effort: Effort) -> tuple[Array, Array]:
     """Return positions and predicted objectives: over the space, and ever closer around the predicted front."""
-    positions = unseen(spread_points(coordinates, seed, SPREAD, all_up_to=SPREAD), set())
+    positions = unseen(spread_points(coordinates, seed, effort.spread, all_up_to=effort.spread), set())
     values = predict(positions)
     generator = np.random.default_rng(seed)
-    for _ in range(ROUNDS):
+    for _ in range(effort.rounds):
         known = np.isfinite(values).all(axis=1)
         if not known.any():
             break
-        near = near_points(coordinates, positions[known][_best(values[known])], generator, NEAR)
+        near = near_points(coordinates, positions[known][_best(values[known])], generator, effort.near)
         near = unseen(near, set(keys(positions)))
         if len(near):
             positions, values = np.vstack([positions, near]), np.vstack([values, predict(near)])
@@ -108,7 +133,7 @@ def _best(values: Array) -> list[int]:
     return found
 
 
-def guided(coordinates: Coordinates, positions: Array, values: Array, ask: Predict) -> Guide | None:
+def guided(coordinates: Coordinates, positions: Array, values: Array, ask: Predict, effort: Effort) -> Guide | None:
     """Return the guide that follows from predictions, and asks for more; `None` from too few."""
     told = np.isfinite(values).all(axis=1)
     if told.sum() < _LEAST:
@@ -116,4 +141,4 @@ def guided(coordinates: Coordinates, positions: Array, values: Array, ask: Predi
     features = coordinates.features(positions)
     processes = tuple(fit(features[told], column, log_noise=_LOG_NOISE) for column in values[told].T)
     known = dict(zip(keys(features), values, strict=True))
-    return Guide(positions[told][_best(values[told])], processes, known, coordinates, ask)
+    return Guide(positions[told][_best(values[told])], processes, known, coordinates, ask, effort)

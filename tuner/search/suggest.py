@@ -20,8 +20,6 @@ from tuner.space import Value
 _ROUNDS = 2
 """How often the surroundings of the best points are searched again, each time half as far."""
 _CENTRES = 8
-_ASKED, _ASKS = 12, 6
-"""So many of the most promising points are predicted at once, and so often, until the best is one that was."""
 _MARGIN = 0.1
 """The corner lies so much of the front's extent beyond its worst values."""
 _LIKELY = 0.5
@@ -134,11 +132,11 @@ def _asked(
     """
     features = guide.coordinates.features(pool)
     known = guide.was_asked(features)
-    for _ in range(_ASKS):
+    for _ in range(guide.effort.asks):
         if known[np.argmax(worth)]:
             break
         new = np.flatnonzero(~known)
-        new = new[np.argsort(-worth[new], kind="stable")[:_ASKED]]
+        new = new[np.argsort(-worth[new], kind="stable")[: guide.effort.asked]]
         guide = guide.asking(pool[new])
         known[new] = True
         aim = aim_of(replace(aim.surrogate, guide=guide))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from tuner.search.coordinates import Array, Coordinates
-from tuner.search.guide import explored, guided
+from tuner.search.guide import THOROUGH, explored, guided
 from tuner.search.suggest import Past, suggest
 from tuner.space import Parameter
 
@@ -38,8 +38,8 @@ class Predictor:
 
 
 def test_predictions_that_were_made_are_exact_and_the_others_are_not_certain() -> None:
-    positions, values = explored(COORDINATES, times, 0)
-    guide = guided(COORDINATES, positions, values, times)
+    positions, values = explored(COORDINATES, times, 0, THOROUGH)
+    guide = guided(COORDINATES, positions, values, times, THOROUGH)
     assert guide is not None
     finite = np.isfinite(values).all(axis=1)
 
@@ -52,7 +52,7 @@ def test_predictions_that_were_made_are_exact_and_the_others_are_not_certain() -
 
 
 def test_guide_tells_what_would_not_run_from_what_is_not_known() -> None:
-    guide = guided(COORDINATES, *explored(COORDINATES, times, 0), times)
+    guide = guided(COORDINATES, *explored(COORDINATES, times, 0, THOROUGH), times, THOROUGH)
     assert guide is not None
     will_not, unknown, fine = COORDINATES.snapped(np.array([[0.9, 0.5, 0.1], [0.5, 0.5, 0.9], [0.5, 0.5, 0.1]]))[
         :, None
@@ -68,7 +68,7 @@ def test_guide_tells_what_would_not_run_from_what_is_not_known() -> None:
 
 def test_what_is_suggested_was_predicted_and_runs() -> None:
     predictor = Predictor()
-    guide = guided(COORDINATES, *explored(COORDINATES, times, 0), predictor)
+    guide = guided(COORDINATES, *explored(COORDINATES, times, 0, THOROUGH), predictor, THOROUGH)
     assert guide is not None
     tried = PLACES[np.isfinite(times(PLACES)).all(axis=1)][:5]
     past = Past(
