@@ -98,7 +98,10 @@ _OTHERS = (
     Metric("start_s", "s", "minimize", "time from the call to a ready engine"),
     Metric("warmup_s", "s", "minimize", "time of the warm-up"),
     Metric(
-        "speed_index", "ratio", "minimize", "times as slow as the machine was for the reference, by the speed probe"
+        "speed_index",
+        "ratio",
+        "minimize",
+        "times as slow as the machine was for the reference, by the speed probe, where that is alike",
     ),
     Metric("stop_s", "s", "minimize", "time to stop the engine and prove its memory free"),
 )

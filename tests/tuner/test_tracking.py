@@ -378,3 +378,26 @@ def test_the_ui_is_served_on_this_machine_with_one_worker(tmp_path: Path) -> Non
     assert server.command[server.command.index("--workers") + 1] == "1"
     assert server.env["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
     assert experiment_url(server.base_url, "7").startswith(f"{server.base_url}/#/experiments/7/runs?")
+
+
+def test_sync_that_takes_long_is_not_followed_by_another_at_once(tmp_path: Path) -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.calls = 0
+            self.first_is_over = threading.Event()
+
+        def sync(self, *_: object, **__: object) -> None:
+            self.calls += 1
+            time.sleep(0.1)
+            self.first_is_over.set()
+
+    slow: Any = Slow()
+    background = BackgroundTracker(slow, lambda: HISTORY, tmp_path, lambda _: None)
+    background.wake()
+    assert slow.first_is_over.wait(10)
+    background.wake()
+    time.sleep(0.05)
+
+    assert slow.calls == 1
+    assert background.close(timeout_s=10)
+    assert slow.calls == 2
