@@ -139,8 +139,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     scene = Scene.make(Path(tempfile.mkdtemp(prefix="night-")), "real", options.seed, 60.0, None)
-    noise = {"aa_runs": 1, "sentinel_every": 0}
-    scene.write(space=SPACE, budget={"hours": options.minutes / 30}, confirm={"rounds": 1}, noise=noise)
+    scene.write(
+        space=SPACE,
+        budget={"hours": options.minutes / 30},
+        confirm={"rounds": 1},
+        noise={"aa_runs": 1, "sentinel_every": 0},
+        search={"seed": options.seed},
+    )
     deadline = -(-(time.time() + 60 * options.minutes) // 60) * 60  # the next whole minute
     until = datetime.fromtimestamp(deadline).astimezone().strftime("%H:%M")
     planned = schedule(random.Random(options.seed), options.minutes, options.faults)

@@ -23,9 +23,9 @@ NOT_A_CANDIDATE = frozenset({"sentinel", "confirm", "alone"})
 """Sources of trials that measure a known configuration again; they do not use up the budget of trials."""
 CLOSING_S = 30.0
 """Kept for the report, the export and MLflow's last figures: seen to take 5 to 10 s on two cores."""
-STAND_INS = 0.25
-"""For so many of the front's members another one is expected to take the place: what was measured once is on the front
-partly by luck, and two of nine were worse when they were measured again (benchmarks/README.md, Nights)."""
+STAND_INS = 2
+"""So many others at most are expected to join the front for each member that turns out worse when it is measured again:
+what was measured once is there partly by luck, and four came where one had been (benchmarks/README.md, Nights)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,7 @@ def next_step(
     limits: Limits,
     left_s: float | None,
     *,
+    runners_up: int = 0,
     is_open: bool = False,
     searched_all: bool = False,
     under_way: Sequence[TrialRecord] = (),
@@ -125,6 +126,8 @@ def next_step(
         Numbers of the trials that are on the front now.
     left_s:
         Until the deadline; `None` without one.
+    runners_up:
+        How many trials may join the front when members of it are measured again (`StudyView.runners_up`).
     is_open:
         Whether a trial was interrupted and must be run again whatever the budget.
     searched_all:
@@ -136,7 +139,7 @@ def next_step(
     done = candidates(history) + sum(t.source not in NOT_A_CANDIDATE for t in under_way)
     wanted = not searched_all and (limits.trials is None or done < limits.trials or is_open)
     missing = _missing(history, front, limits.rounds, under_way)
-    kept_s = _kept_s(history, missing, pace, limits)
+    kept_s = _kept_s(history, missing, pace, limits, runners_up)
     needed_s = pace.trial_s + kept_s if _has_measured(history) else limits.closing_s
     if wanted and (left_s is None or left_s >= needed_s):
         return Step("trial")
@@ -167,19 +170,19 @@ def _missing(
     return [(n, rounds - done[n]) for n in missing]
 
 
-def _kept_s(history: History, missing: Sequence[tuple[int, int]], pace: Pace, limits: Limits) -> float:
+def _kept_s(history: History, missing: Sequence[tuple[int, int]], pace: Pace, limits: Limits, runners_up: int) -> float:
     """Seconds at the end that no new trial may use: for the front as it will be, and for the trial should it join it.
 
     Nothing is kept before the first measurement: there is nothing to confirm, and the guess would eat a short night.
     """
     if not _has_measured(history):
         return 0.0
-    return _again_s(history, missing, pace, limits) + _joining_s(missing, pace, limits) + limits.closing_s
+    return _again_s(history, missing, pace, limits) + _joining_s(missing, pace, limits, runners_up) + limits.closing_s
 
 
-def _joining_s(missing: Sequence[tuple[int, int]], pace: Pace, limits: Limits) -> float:
-    """Seconds of measuring again what joins the front: the trial that is begun, and stand-ins."""
-    return limits.rounds * (1 + math.ceil(STAND_INS * len(missing))) * pace.trial_s
+def _joining_s(missing: Sequence[tuple[int, int]], pace: Pace, limits: Limits, runners_up: int) -> float:
+    """Seconds of measuring again what joins the front: the trial that is begun, and runners-up."""
+    return limits.rounds * (1 + min(runners_up, STAND_INS * len(missing))) * pace.trial_s
 
 
 def _done(done: int, wanted: int | None) -> str:
@@ -206,7 +209,9 @@ class Outlook:
     why: str
 
 
-def outlook(history: History, front: Sequence[int], limits: Limits, left_s: float | None) -> Outlook:
+def outlook(
+    history: History, front: Sequence[int], limits: Limits, left_s: float | None, *, runners_up: int = 0
+) -> Outlook:
     """Predict the end of a study from what its trials took so far."""
     pace = Pace.of(history, limits.first_guess_s)
     missing = _missing(history, front, limits.rounds)
@@ -219,7 +224,7 @@ def outlook(history: History, front: Sequence[int], limits: Limits, left_s: floa
     if by_budget_s is not None and (left_s is None or by_budget_s <= left_s):
         return Outlook(by_budget_s, f"the budget: {_plan(wanted or 0, pace, missing, again_s)}")
     assert left_s is not None
-    joining_s = _joining_s(missing, pace, limits)
+    joining_s = _joining_s(missing, pace, limits, runners_up)
     turns = max(0, int((left_s - after_s - joining_s) // pace.trial_s))
     fit = turns * limits.engines if wanted is None else min(turns * limits.engines, wanted)
     busy_s = math.ceil(fit / limits.engines) * pace.trial_s

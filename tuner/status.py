@@ -79,7 +79,7 @@ class Status:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a run that begins just now
             return None
         left_s = None if ends_by is None else ends_by - time.time()
-        return outlook(self.history, self.study.front, limits, left_s)
+        return outlook(self.history, self.study.front, limits, left_s, runners_up=len(self.study.runners_up))
 
     def _interrupted(self) -> list[int]:
         return [t.number for t in self.history.trials if is_open(t)]

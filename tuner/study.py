@@ -224,11 +224,13 @@ class StudyRun:
 
     def _step(self) -> Step:
         interrupted = bool(self._agenda.interrupted(self._busy()))
+        front, runners_up = self._front()
         return next_step(
             self._history,
-            self._front(),
+            front,
             self._limits,
             self._left_s(),
+            runners_up=runners_up,
             is_open=interrupted,
             searched_all=self._has_searched_all() and not interrupted,
             under_way=self._under_way(),
@@ -238,8 +240,12 @@ class StudyRun:
         """Whether nothing is left to try, or nothing that is worth it."""
         return self._refusals >= REFUSALS_IN_A_ROW or self._rooms.proposer.end_of_search() is not None
 
-    def _front(self) -> tuple[int, ...]:
-        return view(self._history, self._rooms.objectives).front if self._limits.rounds else ()
+    def _front(self) -> tuple[tuple[int, ...], int]:
+        """Return the members that are to be measured again, and how many others may join them then."""
+        if not self._limits.rounds:
+            return (), 0
+        seen = view(self._history, self._rooms.objectives)
+        return seen.front, len(seen.runners_up)
 
     def _left_s(self) -> float | None:
         return None if self._deadline is None else self._deadline.left_s()
@@ -254,7 +260,8 @@ class StudyRun:
         if not any(t.engine is not None for t in self._history.finished) and self._deadline is None:
             return None  # how long a trial takes is a guess yet
         limits = dataclasses.replace(self._limits, engines=max(1, len(self._crew.seats)))
-        ends_in_s = outlook(self._history, self._front(), limits, self._left_s()).ends_in_s
+        front, runners_up = self._front()
+        ends_in_s = outlook(self._history, front, limits, self._left_s(), runners_up=runners_up).ends_in_s
         return None if ends_in_s is None else time.time() + ends_in_s
 
     # One trial ------------------------------------------------------------------------------------------------------

@@ -153,6 +153,24 @@ class StudyView:
         )
         return tuple((self.front[m.row], self.front[b]) for m in judged for b in m.same_as if m.row < b)
 
+    @property
+    def runners_up(self) -> tuple[int, ...]:
+        """Numbers of trials that would be on the front if its members were worse by as much as two measurements differ.
+
+        Empty while no configuration was measured twice: the noise is unknown then.
+        """
+        others = [n for n in self.results if n not in self.front]
+        if not self.noise or not others:
+            return ()
+        best, rest = (
+            points([self.results[n].values for n in numbers], self.objectives) for numbers in (self.front, others)
+        )
+        sign = np.array([1.0 if d == "minimize" else -1.0 for d in directions(self.objectives)])
+        floors = np.array([self.noise.get(o.name, 0.0) for o in self.objectives])
+        worse = best * sign + np.abs(best) * floors
+        beaten = (worse[:, None, :] <= (rest * sign)[None, :, :]).all(axis=2).any(axis=0)
+        return tuple(n for n, lost in zip(others, beaten, strict=True) if not lost)
+
     def intervals(self, trial: TrialRecord) -> Mapping[str, tuple[float, float]]:
         """95% intervals that belong to `values`."""
         if trial.number in self.results:

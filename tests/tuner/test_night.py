@@ -68,11 +68,12 @@ def test_trial_that_would_not_end_in_time_is_not_begun() -> None:
 
 def test_last_part_of_the_night_is_kept_for_the_front_and_for_what_joins_it() -> None:
     three = history(trial(0), trial(1), trial(2))
-    # A trial; the front of two again; the trial again; who takes the place of one of the two; report and export.
-    needed = PACE_S + 2 * PACE_S + PACE_S + PACE_S + 30
+    # A trial; the front of two again; the trial again; who takes their places; report and export.
+    needed = PACE_S + 2 * PACE_S + PACE_S + 4 * PACE_S + 30
 
-    assert next_step(three, [1, 2], limits(rounds=1), needed + 1).kind == "trial"
-    step = next_step(three, [1, 2], limits(rounds=1), needed - 1)
+    assert next_step(three, [1, 2], limits(rounds=1), needed + 1, runners_up=9).kind == "trial"
+    assert next_step(three, [1, 2], limits(rounds=1), needed - 4 * PACE_S + 1).kind == "trial"
+    step = next_step(three, [1, 2], limits(rounds=1), needed - 1, runners_up=9)
     assert (step.kind, step.repeats) == ("confirm", 1)
 
 

@@ -50,6 +50,18 @@ def test_the_front_is_ordered_by_the_first_objective_and_holds_the_knee() -> Non
     assert study.knee in study.front
 
 
+def test_runners_up_are_those_that_noise_may_have_kept_from_the_front() -> None:
+    study = sample_view()
+    others = set(study.results) - set(study.front)
+
+    assert replace(study, noise={}).runners_up == ()
+    assert replace(study, noise={"ttft_p95_s": 0.0, "tpot_p95_s": 0.0}).runners_up == ()
+    some = set(replace(study, noise={"ttft_p95_s": 0.1, "tpot_p95_s": 0.1}).runners_up)
+    assert some < others
+    assert some <= set(replace(study, noise={"ttft_p95_s": 0.3, "tpot_p95_s": 0.1}).runners_up)
+    assert set(replace(study, noise={"ttft_p95_s": 1e3, "tpot_p95_s": 0.0}).runners_up) == others
+
+
 def test_a_configuration_that_was_measured_again_stands_once_with_its_median() -> None:
     study = sample_view()
     reference, sentinel = study.trial(0), study.trial(20)
