@@ -14,6 +14,7 @@ from search_bench.results import (
     Array,
     best_known,
     curve,
+    few_of_the_best,
     hours_to,
     infeasible_share,
     mean_interval,
@@ -23,6 +24,7 @@ from search_bench.results import (
 
 AT = (10, 20, 40)
 LONG = 100
+FEW = 8
 NAMES = {
     "random": "random",
     "random-gated": "random, gate in front",
@@ -57,7 +59,12 @@ def tables(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> str:
     is_stale:
         Whether the searcher has changed since a run; such runs are shown, and said to be.
     """
-    parts = [*(_table(p, is_stale) for p in problems), _ablation(problems), _parallel(problems), _long(problems)]
+    parts = [
+        *(_table(p, is_stale) for p in problems),
+        _ablation(problems, is_stale),
+        _parallel(problems, is_stale),
+        _long(problems),
+    ]
     return "\n\n".join(parts)
 
 
@@ -76,7 +83,8 @@ def _table(problem: Problem, is_stale: Callable[[Run], bool]) -> str:
     lines = [
         f"### {problem.title}",
         "",
-        f"Best known: {best_known(problem)[1]} members of a front of {best_known(problem)[2]} configurations.",
+        f"Best known: {best_known(problem)[1]} members of a front of {best_known(problem)[2]} configurations; the best "
+        f"{FEW} of them make {few_of_the_best(problem, FEW):.0%} of its hypervolume.",
         "",
         "| search | seeds | at 10 | at 20 | at 40 | trials to 90% | to 95% | hours to 90% | to 95% | do not fit | "
         "s to propose |",
@@ -117,27 +125,27 @@ def _median(values: Sequence[float], form: str) -> str:
     return form.format(middle) if np.isfinite(middle) else "–"
 
 
-def _ablation(problems: Sequence[Problem]) -> str:
+def _ablation(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> str:
     names = [n for n in NAMES if n == "tuner" or n.startswith(("tuner-no-", "tuner-short-"))]
     lines = [
         "### One part left out",
         "",
         "Share of the best known hypervolume at 20 / 40 trials; in brackets the difference at 20 to the whole, over "
-        "the same seeds.",
+        "the same seeds. Runs of an earlier state of the search are left out.",
         "",
         "| search | " + " | ".join(p.title for p in problems) + " |",
         "|---|" + "---|" * len(problems),
     ]
     for name in names:
-        cells = [_ablated(problem, name) for problem in problems]
+        cells = [_ablated(problem, name, is_stale) for problem in problems]
         lines.append(f"| {NAMES[name]} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _ablated(problem: Problem, name: str) -> str:
+def _ablated(problem: Problem, name: str, is_stale: Callable[[Run], bool]) -> str:
     runs = _alone(problem)
-    mine = {r.seed: _curves(problem)[id(r)] for r in runs.get(name, [])}
-    whole = {r.seed: _curves(problem)[id(r)] for r in runs.get("tuner", [])}
+    mine = {r.seed: _curves(problem)[id(r)] for r in runs.get(name, []) if not is_stale(r)}
+    whole = {r.seed: _curves(problem)[id(r)] for r in runs.get("tuner", []) if not is_stale(r)}
     seeds = sorted(mine.keys() & whole.keys())
     if not seeds:
         return "–"
@@ -148,7 +156,7 @@ def _ablated(problem: Problem, name: str) -> str:
     return f"{text} ({mean:+.3f}, {low:+.3f} to {high:+.3f})"
 
 
-def _parallel(problems: Sequence[Problem]) -> str:
+def _parallel(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> str:
     lines = [
         "### Several actors at equal trials",
         "",
@@ -157,6 +165,7 @@ def _parallel(problems: Sequence[Problem]) -> str:
     ]
     for problem in problems:
         groups: dict[tuple[str, int], list[Array]] = {}
+        stale = {(run.searcher, run.actors) for run in runs_of(problem) if len(run.values) <= max(AT) and is_stale(run)}
         for run in runs_of(problem):
             if len(run.values) <= max(AT):
                 groups.setdefault((run.searcher, run.actors), []).append(curve(run, problem))
@@ -164,7 +173,8 @@ def _parallel(problems: Sequence[Problem]) -> str:
         for (name, actors), curves in sorted(groups.items()):
             if name in wanted:
                 at = " | ".join(_interval([c[min(n, len(c)) - 1] for c in curves]) for n in AT)
-                lines.append(f"| {problem.title} | {NAMES[name]} | {actors} | {len(curves)} | {at} |")
+                seeds = f"{len(curves)}" + (" (earlier)" if (name, actors) in stale else "")
+                lines.append(f"| {problem.title} | {NAMES[name]} | {actors} | {seeds} | {at} |")
     return "\n".join(lines)
 
 

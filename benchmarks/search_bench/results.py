@@ -79,6 +79,18 @@ def best_known(problem: Problem) -> tuple[float, int, int]:
     return hypervolume(members, np.log(np.array(problem.corner()))), len(members), len(points)
 
 
+def few_of_the_best(problem: Problem, count: int) -> float:
+    """Share of the best known hypervolume that so many of its members make, each the one that adds most."""
+    points = problem.known_points()
+    members = np.log(np.array([points[i] for i in front_of(points)]))
+    corner = np.log(np.array(problem.corner()))
+    chosen = np.empty((0, 2))
+    for _ in range(min(count, len(members))):
+        gains = [hypervolume(np.vstack([chosen, m]), corner) for m in members]
+        chosen = np.vstack([chosen, members[int(np.argmax(gains))]])
+    return float(hypervolume(chosen, corner) / best_known(problem)[0])
+
+
 def curve(run: Run, problem: Problem) -> Array:
     """Share of the best known hypervolume after each trial."""
     shares = np.zeros(len(run.values))
