@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 SPREAD_COUNTS = 3
+"""An expected spread counts as so many values: from about as many on, the values speak for themselves."""
 MOST_TO_FIT = 128
 """Lengths and noise are fitted on so many of the points, evenly chosen; the prediction uses all."""
 _LOG_LENGTH = (-0.7, 1.0)

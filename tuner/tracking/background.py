@@ -75,7 +75,8 @@ class BackgroundTracker:
                     self._woken.clear()
                     began_s = time.monotonic()
                     self._sync(final=False)
-                    self._closing.wait(REST * (time.monotonic() - began_s))
+                    if self._retry_s is None:  # while MLflow is away, the wait before the next try is rest enough
+                        self._closing.wait(REST * (time.monotonic() - began_s))
             self._sync(final=True)
         finally:
             self._done.set()
