@@ -57,9 +57,8 @@ BATCHED_TOKENS = (64, 128, 256, 512, 1024, 2048, 4096)
 KV_BYTES = (192 * MIB, 1024 * MIB)
 LONG_PREFILL = (0, 128, 512)
 """Most tokens of one prompt in a step, where smaller than `max_num_batched_tokens`; 0 for no such limit."""
-FIRST_OF_GRID = 34
-"""So many of the grid come before everything else, so that a table that was stopped early is a fair sample."""
 REPEATED = 20
+"""So many of the grid are measured twice more."""
 MEASURE_LIMIT_S = 600.0
 
 
@@ -121,14 +120,10 @@ def shared() -> list[Case]:
 
 def cases() -> list[Case]:
     """Everything, in the order in which it is measured."""
-    draw = random.Random(20261130)
     full = grid()
-    draw.shuffle(full)
-    mixed = full[:FIRST_OF_GRID] + variants()
-    draw.shuffle(mixed)
-    rest = full[FIRST_OF_GRID:]
-    again = [replace(case, name=f"{case.name}-again{i}") for case in full[:REPEATED] for i in (1, 2)]
-    return mixed + shared() + rest + again
+    random.Random(20261130).shuffle(full)
+    once, twice = ([replace(case, name=f"{case.name}-again{i}") for case in full[:REPEATED]] for i in (1, 2))
+    return full[:REPEATED] + once + full[REPEATED:] + twice + shared() + variants()
 
 
 def workloads() -> dict[str, Workload]:

@@ -110,7 +110,9 @@ class Chooser:
         followed:
             Whether the latest choice of the model followed the predictions; `True` before the first.
         """
-        guide = self._guidance.at(past.measured, past.positions) if self._guidance and past.measured else None
+        guide = (
+            self._guidance.at(past.measured, past.positions, past.beside) if self._guidance and past.measured else None
+        )
         if guide is not None or len(past.positions) + len(past.pending) >= self._search.startup_trials:
             if self._search.sampler != "gp":
                 return None
@@ -140,6 +142,11 @@ class Chooser:
                 seen.add(key)
         return None
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether anything is predicted while trials run."""
+        return self._guidance is not None and self._guidance.works_ahead
+
     def look_ahead(self, past: Past, seed: int) -> None:
         """Have predicted, while a trial runs, what the next choice will need if that trial shows what is expected.
 
@@ -152,6 +159,7 @@ class Chooser:
             self._guidance.prepare(
                 past.measured + 1,
                 np.vstack([past.positions, past.pending]),
+                past.beside,
                 lambda guide: suggest(past, self.coordinates, seed, lambda _: 0.0, guide),
             )
 

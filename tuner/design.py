@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect
 
 from tuner.space import Parameter, Space, Value
 
@@ -48,6 +49,30 @@ def position_of(parameter: Parameter, value: Value) -> float:
     low, high = _ends(parameter)
     if low == high:
         return 0.5
+    return math.log(value / low) / math.log(high / low) if parameter.log else (value - low) / (high - low)
+
+
+def place_of(parameter: Parameter, value: Value) -> float | None:
+    """Where any value lies on the scale of a parameter's own: between two of them, or below 0 or above 1.
+
+    `None` for what has no place there: another category, or 0 where it means no limit.
+    """
+    if parameter.contains(value):
+        return position_of(parameter, value)
+    if not parameter.is_ordered or isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not math.isfinite(value) or (value <= 0 and (parameter.log or parameter.zero_is_most)):
+        return None
+    if parameter.choices is not None:
+        numbers = [c for c in parameter.ordered_choices if c != 0 or not parameter.zero_is_most]
+        below = min(max(bisect(numbers, value) - 1, 0), len(numbers) - 2)
+        share = float((value - numbers[below]) / (numbers[below + 1] - numbers[below]))
+        return (below + share + 0.5) / len(parameter.choices)
+    low, high = _ends(parameter)
+    if low == high:
+        return None
+    if is_listed(parameter):
+        return ((value - low) / (parameter.step or 1) + 0.5) / parameter.cardinality
     return math.log(value / low) / math.log(high / low) if parameter.log else (value - low) / (high - low)
 
 

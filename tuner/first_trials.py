@@ -15,7 +15,7 @@ from tuner.workload.model import Workload
 
 
 def defaults(file: StudyFile, base: EngineConfig, checker: ConfigChecker | None) -> dict[str, Any]:
-    """Return vLLM's own values of the searched arguments for this model, where they can be known.
+    """Return vLLM's own values of all arguments for this model, where they can be known.
 
     Raises
     ------
@@ -27,7 +27,7 @@ def defaults(file: StudyFile, base: EngineConfig, checker: ConfigChecker | None)
     answer = checker.check(base)
     if isinstance(answer, Refused):
         raise StudyFileError(str(file.path), [("engine.args", f"vLLM refuses them: {answer.message}")])
-    return {name: answer.effective_args.get(name) for name in file.spec.space}
+    return {**dict.fromkeys(file.spec.space), **answer.effective_args}
 
 
 def recipe_changes(file: StudyFile, workload: Workload, name: str) -> Mapping[str, Any] | Skipped:

@@ -70,8 +70,16 @@ class Guidance:
         if self._worker is not None:
             self._worker.start()
 
-    def at(self, measured: int, positions: Array) -> Guide | None:
-        """Return the guide after so many measured trials, from predictions at positions (n, size) too."""
+    def at(
+        self, measured: int, positions: Array, beside: Mapping[bytes, Mapping[str, Value]] | None = None
+    ) -> Guide | None:
+        """Return the guide after so many measured trials, from predictions at positions (n, size) too.
+
+        Parameters
+        ----------
+        beside:
+            Configurations of those of the positions that lie beside the space, by `keys`.
+        """
         basis = basis_of(measured)
         if basis not in self._explored:
             self._explored[basis] = explored(
@@ -82,16 +90,27 @@ class Guidance:
         def ask(further: Array) -> Array:
             return self._values(further, basis)
 
-        predicted = ask(positions)
+        predicted = self._values(positions, basis, beside)
         return guided(
             self._coordinates, np.vstack([everywhere, positions]), np.vstack([values, predicted]), ask, self._effort
         )
 
-    def prepare(self, measured: int, positions: Array, rehearse: Callable[[Guide], object]) -> None:
+    @property
+    def works_ahead(self) -> bool:
+        """Whether predictions are made in the background."""
+        return self._worker is not None
+
+    def prepare(
+        self,
+        measured: int,
+        positions: Array,
+        beside: Mapping[bytes, Mapping[str, Value]],
+        rehearse: Callable[[Guide], object],
+    ) -> None:
         """Have ready what `at` will be asked, and what the guide will be asked where it is used as `rehearse` does."""
 
         def work() -> None:
-            if (guide := self.at(measured, positions)) is not None:
+            if (guide := self.at(measured, positions, beside)) is not None:
                 rehearse(guide)
 
         if self._worker is not None:
@@ -108,16 +127,20 @@ class Guidance:
         while True:
             self._wanted.get()()
 
-    def _values(self, positions: Array, basis: int) -> Array:
-        rows = [self._value(row, key, basis) for row, key in zip(positions, keys(positions), strict=True)]
+    def _values(self, positions: Array, basis: int, beside: Mapping[bytes, Mapping[str, Value]] | None = None) -> Array:
+        configurations = [
+            (beside or {}).get(key) or self._coordinates.changes(row)
+            for row, key in zip(positions, keys(positions), strict=True)
+        ]
+        rows = [self._value(c, key, basis) for c, key in zip(configurations, keys(positions), strict=True)]
         return np.array(rows, dtype=np.float64).reshape(-1, len(self._empty))
 
-    def _value(self, position: Array, key: bytes, basis: int) -> Sequence[float]:
+    def _value(self, changes: Mapping[str, Value], key: bytes, basis: int) -> Sequence[float]:
         if threading.current_thread() is self._worker:
             self._may_work.wait()
         with self._one_at_a_time:
             if (basis, key) not in self._known:
-                [found] = self._predict([self._coordinates.changes(position)], basis)
+                [found] = self._predict([changes], basis)
                 self._known[basis, key] = self._modelled(found)
             return self._known[basis, key]
 

@@ -17,26 +17,22 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from tuner.chooser import FOLLOWS, GAIN, Choice, Chooser, Foresight, SearchEnd
 from tuner.errors import StoreError
 from tuner.search.border import Admits
-from tuner.search.coordinates import Array
 from tuner.search.encoding import MOST_WHOLE_NUMBERS, decode, encode
 from tuner.search.suggest import Past
 from tuner.space import Parameter, Space, Value
 from tuner.spec import Search
+from tuner.told import BESIDE, LEARNED, STARTS, past_of
 
 if TYPE_CHECKING:
     import optuna
 
 LOCKED_S = 120.0
 """So long another process may hold the storage: a backup of a large one takes a minute."""
-STARTS = "starts"
-"""Name of Optuna's constraint for everything that keeps an engine from running: memory, or arguments vLLM refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,7 @@ class Proposal:
     changes:
         What the trial sets beyond the study's fixed arguments; also arguments that are not searched.
     in_space:
-        Whether it has a place in the space, so that what it shows can be told to the sampler.
+        Whether it is one of the space's configurations, so that Optuna can be told what it shows.
     repeats:
         Number of the trial that it measures again; `None` for a configuration of its own.
     """
@@ -130,12 +126,14 @@ class Proposer:
         )
 
     def enqueue(self, source: str, changes: Mapping[str, Value], place: Mapping[str, Value] | None = None) -> bool:
-        """Queue a configuration to be proposed before anything else, in order; return whether the space has it.
+        """Queue a configuration to be proposed before anything else, in order; return whether it teaches anything.
+
+        That is so where it is one of the space's, or lies beside it: between two values of a parameter, or beyond them.
 
         Parameters
         ----------
         place:
-            Its coordinates where they are more than `changes`: vLLM's defaults for what it does not set.
+            What vLLM sets where `changes` does not: coordinates in the space, and what does not change a thing.
         """
         return self._queue(source, changes, {}, place)
 
@@ -147,14 +145,17 @@ class Proposer:
         place: Mapping[str, Value] | None = None,
     ) -> bool:
         where = {**(place or {}), **changes}
+        coordinates = {name: where[name] for name in self._space if name in where}
         in_space = all(name in where and self._space[name].contains(where[name]) for name in self._space)
         in_space = in_space and all(name in self._space for name in changes)
         fixed = {name: encode(self._space[name], where[name]) for name in self._space} if in_space else {}
-        self._study.enqueue_trial(
-            fixed,
-            user_attrs={"source": source, "changes": json.dumps(dict(changes)), "in_space": in_space, **attributes},
-        )
-        return in_space
+        described = {"source": source, "changes": json.dumps(dict(changes)), "in_space": in_space, **attributes}
+        more = [name for name in changes if name not in self._space and changes[name] != (place or {}).get(name)]
+        is_beside = not in_space and not more and self._chooser.coordinates.place(coordinates) is not None
+        if is_beside:
+            described[BESIDE] = json.dumps(coordinates)
+        self._study.enqueue_trial(fixed, user_attrs=described)
+        return in_space or is_beside
 
     def enqueue_repeat(self, source: str, changes: Mapping[str, Value], repeats: int) -> None:
         """Queue a further measurement of the configuration of trial `repeats`; nothing of it is told to the sampler."""
@@ -200,8 +201,9 @@ class Proposer:
                 trial = self._study.ask(fixed_distributions=self._distributions if in_space else None)
             if waiting is None:
                 self._describe(trial, "sampler", {n: decode(self._space[n], v) for n, v in trial.params.items()})
-            history = self._study.get_trials(deepcopy=False)
-            self._chooser.look_ahead(self._past(history), _seed(self._search.seed, len(history)))
+            if self._chooser.looks_ahead:
+                history = self._study.get_trials(deepcopy=False)
+                self._chooser.look_ahead(self._past(history), _seed(self._search.seed, len(history)))
             return _proposal(trial)
 
     def _choice(self, history: Sequence[optuna.trial.FrozenTrial]) -> Choice | None:
@@ -224,27 +226,7 @@ class Proposer:
         trial.set_user_attr("in_space", True)
 
     def _past(self, history: Sequence[optuna.trial.FrozenTrial]) -> Past:
-        """Return the trials that have a place in the space, as arrays."""
-        trials = [t for t in history if t.user_attrs.get("in_space") and len(t.params) == len(self._space)]
-        told = [t for t in trials if t.state.name == "COMPLETE"]
-        empty = [math.nan] * len(self._objectives)
-        return Past(
-            positions=self._positions(told),
-            values=_rows([empty if t.user_attrs.get("imputed") else t.values for t in told], len(empty)),
-            violations=_rows([self._violations(t) for t in told], 1 + len(self._constraints)),
-            widths=_rows([t.user_attrs.get("widths") or empty for t in told], len(empty)),
-            pending=self._positions([t for t in trials if t.state.name in ("RUNNING", "WAITING")]),
-            closed=self._positions([t for t in trials if t.state.name == "FAIL"]),
-        )
-
-    def _positions(self, trials: Sequence[optuna.trial.FrozenTrial]) -> Array:
-        decoded = [{n: decode(self._space[n], v) for n, v in t.params.items()} for t in trials]
-        return _rows([self._chooser.coordinates.position(changes) for changes in decoded], len(self._space))
-
-    def _violations(self, trial: optuna.trial.FrozenTrial) -> list[float]:
-        """Return the violations of a trial that was told; of one that could not run only the first is known."""
-        known = (STARTS,) if trial.user_attrs.get("imputed") else (STARTS, *self._constraints)
-        return [trial.constraints[n] if n in known else math.nan for n in (STARTS, *self._constraints)]
+        return past_of(history, self._chooser.coordinates, len(self._objectives), (STARTS, *self._constraints))
 
     def tell_measured(
         self,
@@ -304,14 +286,16 @@ class Proposer:
         trial = self._study.get_trials(deepcopy=False)[number]
         if trial.state.is_finished():
             return
+        signed = {STARTS: starts, **{name: violations.get(name, 0.0) for name in self._constraints}}
+        if BESIDE in trial.user_attrs:
+            attributes = {**attributes, LEARNED: {"values": values, "violations": signed}}
+        for key, value in attributes.items():
+            optuna.Trial(self._study, trial._trial_id).set_user_attr(key, value)
         if not trial.user_attrs["in_space"]:
             self.tell_unusable(number)
             return
-        for key, value in attributes.items():
-            optuna.Trial(self._study, trial._trial_id).set_user_attr(key, value)
-        self._constrain(trial, STARTS, starts)
-        for name in self._constraints:
-            self._constrain(trial, name, violations.get(name, 0.0))
+        for name, violation in signed.items():
+            self._constrain(trial, name, violation)
         self._study.tell(number, values)
 
     def _constrain(self, trial: optuna.trial.FrozenTrial, name: str, violation: float) -> None:
@@ -393,11 +377,6 @@ def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
                 return optuna.samplers.TPESampler(seed=seed, n_startup_trials=1, multivariate=True)
             case _:
                 return optuna.samplers.RandomSampler(seed=seed)
-
-
-def _rows(rows: Sequence[Any], columns: int) -> Array:
-    """Return rows as an array (n, columns) of numbers, NaN for `None`."""
-    return np.array(rows, dtype=np.float64).reshape(-1, columns)
 
 
 def _seed(seed: int, position: int) -> int:

@@ -105,6 +105,11 @@ class Parameter(Section):
         other._zero_is_most = True
         return other
 
+    @property
+    def zero_is_most(self) -> bool:
+        """Whether 0 means no limit."""
+        return self._zero_is_most
+
     def contains(self, value: Value) -> bool:
         """Whether the value belongs to this parameter."""
         if self.choices is not None:

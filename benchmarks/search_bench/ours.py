@@ -85,7 +85,8 @@ class Tuner:
             else None,
         )
         for source, changes in (("reference", problem.default), *knowledge.first):
-            self._proposer.enqueue(source, self._naming.inner(changes), self._naming.inner(problem.default))
+            place = {**problem.default, **knowledge.effective}
+            self._proposer.enqueue(source, self._naming.inner(changes), self._naming.inner(place))
         self._known: dict[str, Outcome] = {}
         self._keys: dict[int, str] = {}
         self._proposals: dict[int, Proposal] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -69,6 +69,8 @@ class Knowledge:
         How often the twin is asked, as the tuner would on such a machine.
     first:
         (source, changes) of the trials after vLLM's defaults: recipes, and what calibrates the twin.
+    effective:
+        What vLLM sets beyond the space.
     """
 
     base: EngineConfig
@@ -76,6 +78,7 @@ class Knowledge:
     predict: Predictor | None = None
     effort: Effort = THOROUGH
     first: Sequence[tuple[str, Changes]] = ()
+    effective: Changes = field(default_factory=dict)
 
 
 class Problem(Protocol):

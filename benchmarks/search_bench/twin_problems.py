@@ -13,8 +13,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from objectives.intervals import percentile
-from objectives.latency import is_served, tpot_s, ttft_s
-from objectives.measurement import Failure, Measurement
 from objectives.memory import relative_shortage
 from search_bench.cache import Cache
+from search_bench.field import FIELD_DEVIATION, FIELD_LENGTHS, Field
 from search_bench.problem import (
     CALIBRATED_ON,
     Changes,
@@ -38,19 +35,19 @@ from search_bench.problem import (
     front_of,
     key_of,
     parameter,
+    record,
 )
+from search_bench.twin_play import SMALL_CHUNK_SLOWER, TRUE_COEFFICIENTS, Player, TruthEngine
 from tuner.config import EngineConfig
 from tuner.design import design_points
-from tuner.engine.protocol import MeasurePlan
 from tuner.engine.twin.devices import find_device
 from tuner.engine.twin.engine import TwinEngine
 from tuner.engine.twin.memory import KvPool
-from tuner.engine.twin.play import Prepared
 from tuner.engine.twin.shape import model_shape, read_model_config
 from tuner.engine.twin.steptime import Coefficients, KernelChoice, StepCost, StepLoad
 from tuner.engine.vllm import vllm_version
 from tuner.gate import Gate
-from tuner.ledger import History
+from tuner.ledger import History, TrialRecord
 from tuner.memory_model import MemoryPrediction
 from tuner.model_files import config_folder
 from tuner.opening import base_config, build_workload, machine_of, memory_predictor
@@ -84,70 +81,17 @@ DEFAULT = {
     "async_scheduling": True,
 }
 """What an operator would start with: vLLM's defaults, on the grid of the space."""
+EFFECTIVE = {"enable_chunked_prefill": True}
+"""What vLLM sets by default of what recipes name beyond the space."""
 
-TRUE_COEFFICIENTS = {
-    "step": 1.5,
-    "linear": 1.2,
-    "token": 1.6,
-    "prefill_attention": 1.7,
-    "decode_attention": 1.4,
-    "request": 1.8,
-    "communication": 1.3,
-}
-SMALL_CHUNK_TOKENS = 512
-SMALL_CHUNK_SLOWER = 0.4
-"""Steps with chunks of 512 tokens are measured 1.1 to 1.5 times slower than predicted (benchmarks/README.md, Twin)."""
 LESS_KV_GIB = 0.1
 LESS_KV_OF_ACTIVATION = 0.03
 """Published start-up logs are within 0.16 GiB of the memory model in 95 of 100 cases, at worst 0.97 GiB."""
-FIELD_DEVIATION = (0.12, 0.08)
-"""Standard deviation of the logarithm of the field, for TTFT and TPOT."""
-FIELD_LENGTHS = {
-    "max_num_seqs": 0.8,
-    "max_num_batched_tokens": 0.8,
-    "long_prefill_token_threshold": 0.8,
-    "gpu_memory_utilization": 4.0,
-    "enable_prefix_caching": 3.0,
-    "block_size": 3.0,
-    "async_scheduling": 3.0,
-}
-"""Over which share of a parameter's range the field changes by about its deviation; without one, not at all. What the
-scheduler does not see changes times by a few percent, mostly everywhere alike."""
 STOP_S = 15.0
-BLOCK = 16
-POOL_STEP = 1.1
 PROBE_POINTS = 256
 _CLOCK = [TRUE_COEFFICIENTS, SMALL_CHUNK_SLOWER]
 _TRUTH = [SPACE, DEFAULT, LESS_KV_GIB, LESS_KV_OF_ACTIVATION, FIELD_DEVIATION, FIELD_LENGTHS, STOP_S]
 """What the truth hangs on: schedules that were played on another clock, and runs on another truth, are stale."""
-
-
-class SlowSmallChunks(StepCost):
-    """The cost of a step with a term that no coefficient of the cost model can take up."""
-
-    def __init__(self, inner: StepCost) -> None:
-        self._inner = inner
-
-    def __call__(self, load: StepLoad) -> float:
-        """Seconds of this step."""
-        seconds = self._inner(load)
-        if not load.prefill_tokens:
-            return seconds
-        share = SMALL_CHUNK_TOKENS / (SMALL_CHUNK_TOKENS + load.prefill_tokens)
-        return seconds * (1 + 2 * SMALL_CHUNK_SLOWER * share * load.prefill_tokens / (load.prefill_tokens + 256))
-
-    def components(self, load: StepLoad) -> tuple[float, ...]:
-        """Return the catalogue's seconds."""
-        return self._inner.components(load)
-
-
-class TruthEngine(TwinEngine):
-    """The scheduler on the true clock."""
-
-    def prepare(self, config: EngineConfig, kv_tokens: int | None = None) -> Prepared | Failure:
-        """Prepare as the twin does, with the other cost of a step."""
-        prepared = super().prepare(config, kv_tokens)
-        return prepared if isinstance(prepared, Failure) else replace(prepared, cost=SlowSmallChunks(prepared.cost))
 
 
 class TwinProblem:
@@ -159,7 +103,7 @@ class TwinProblem:
     def __init__(self, name: str, title: str, workload: dict[str, Any], field_seed: int) -> None:
         self.name, self.title = name, title
         self._document = _document(name, workload)
-        self._field = _Field(field_seed)
+        self._field = Field(self.space, field_seed)
         self.default: Changes = DEFAULT
         played = _digest([workload, _CLOCK, self._twin_fingerprint()])
         self.version = _digest([played, field_seed, _TRUTH])
@@ -203,8 +147,16 @@ class TwinProblem:
         return build_workload(self.file, Path("/tmp") / "search-benchmark").workload
 
     @cached_property
+    def _player(self) -> Player:
+        return Player(self._base, self._workload)
+
+    @cached_property
     def _memory(self) -> Callable[[EngineConfig], MemoryPrediction | None]:
-        return memory_predictor(self.file, machine_of(self.file), lambda: History(None, (), (), ()))
+        return self._memory_after([])
+
+    def _memory_after(self, trials: list[TrialRecord]) -> Callable[[EngineConfig], MemoryPrediction | None]:
+        """Return the memory model that has learned from trials."""
+        return memory_predictor(self.file, machine_of(self.file), lambda: History(None, tuple(trials), (), ()))
 
     # The truth ------------------------------------------------------------------------------------------------------
 
@@ -219,8 +171,9 @@ class TwinProblem:
             short = max(short, predicted.violation)  # room for the pool, but not for what comes after it
         if short > 0:
             return Truth(None, short, start_s)
-        ttft_s, tpot_s, run_s = self._played(self._truths, lambda: self._true_engine, changes, tokens)
-        bent = self._field(self._position(changes))
+        settings = {**DEFAULT, **changes}
+        ttft_s, tpot_s, run_s = self._player.played(self._truths, lambda: self._true_engine, settings, tokens)
+        bent = self._field(settings)
         return Truth(
             (ttft_s * bent[0], tpot_s * bent[1]),
             short,
@@ -234,75 +187,6 @@ class TwinProblem:
         assert predicted is not None
         return predicted
 
-    def _played(
-        self, cache: Cache, engine: Callable[[], TwinEngine], changes: Changes, pool_tokens: int
-    ) -> tuple[float, float, float]:
-        """Return p95 TTFT, p95 TPOT and the duration, in seconds.
-
-        Where nothing is shared, a pool that is larger than what a run with an ample one ever held schedules the same.
-        """
-        schedule = self._schedule(changes, pool_tokens)
-        if not self._workload.shares_prefixes:
-            ample = self._kept(cache, engine, {**schedule, "pool": self._everything_tokens})
-            if ample[3] + self._workload.longest_tokens <= schedule["pool"]:
-                return (ample[0], ample[1], ample[2])
-        kept = self._kept(cache, engine, schedule)
-        return (kept[0], kept[1], kept[2])
-
-    def _kept(
-        self, cache: Cache, engine: Callable[[], TwinEngine], schedule: Mapping[str, int | bool]
-    ) -> Sequence[float]:
-        """Return what a run showed, played where it was not yet."""
-        key = key_of(schedule)
-        if (kept := cache.get(key)) is None:
-            cache.put(key, kept := _summary(self._run(engine(), schedule), int(schedule["pool"])))
-        found: Sequence[float] = kept
-        return found
-
-    def _schedule(self, changes: Changes, pool_tokens: int) -> dict[str, int | bool]:
-        """Return what the schedule hangs on, equal for configurations that schedule alike.
-
-        A pool that holds everything there is to hold is as good as a larger one; smaller ones are taken in steps of
-        a tenth. The effect of the block size, and of prefix caching where nothing is shared, is in the field alone.
-        """
-        c = {**DEFAULT, **changes}
-        piece = c["long_prefill_token_threshold"]
-        smaller = math.floor(math.log(pool_tokens) / math.log(POOL_STEP))
-        caching = bool(c["enable_prefix_caching"]) or not self._workload.shares_prefixes
-        enough = self._everything_tokens if caching else 10**7
-        return {
-            "seqs": min(c["max_num_seqs"], len(self._workload.requests)),
-            "batched": c["max_num_batched_tokens"],
-            "piece": 0 if piece >= c["max_num_batched_tokens"] else piece,
-            "caching": caching,
-            "pool": min(enough, max(self._workload.longest_tokens + 2 * BLOCK, int(POOL_STEP**smaller))),
-        }
-
-    @cached_property
-    def _everything_tokens(self) -> int:
-        """Tokens of all requests together, what is shared counted once: a pool of this size never evicts."""
-        requests = self._workload.requests
-        shared = {r.prompt_token_ids[: r.shared_tokens] for r in requests}
-        own = sum(r.prompt_tokens - r.shared_tokens + r.output_tokens + 2 * BLOCK for r in requests)
-        return own + sum(len(prefix) + BLOCK for prefix in shared)
-
-    def _run(self, engine: TwinEngine, schedule: Mapping[str, int | bool]) -> Measurement:
-        config = self._base.with_args(
-            {
-                "max_model_len": self._workload.longest_tokens,
-                "max_num_seqs": schedule["seqs"],
-                "max_num_batched_tokens": schedule["batched"],
-                "long_prefill_token_threshold": schedule["piece"],
-                "enable_prefix_caching": schedule["caching"],
-                "num_gpu_blocks_override": schedule["pool"] // BLOCK,
-                "block_size": BLOCK,
-            }
-        )
-        outcome = engine.run(config, self._workload, MeasurePlan(speed_probe=False, run_budget_s=1e6), lambda _: None)
-        if isinstance(outcome, Failure):
-            raise RuntimeError(f"{self.name}: {dict(schedule)} does not run: {outcome.message}")
-        return outcome
-
     @cached_property
     def _true_engine(self) -> TwinEngine:
         return self._engine(TruthEngine, Coefficients(TRUE_COEFFICIENTS))
@@ -313,14 +197,11 @@ class TwinProblem:
         ample = KvPool(10**7, 100.0)  # what there is stands in num_gpu_blocks_override
         return kind(find_device(machine_of(self.file).name), folder, lambda _: ample, coefficients)
 
-    def _position(self, changes: Changes) -> np.ndarray[Any, np.dtype[np.float64]]:
-        return np.array([_position(p, {**DEFAULT, **changes}[name]) for name, p in self.space.items()])
-
     # What is known ---------------------------------------------------------------------------------------------------
 
     def knowledge(self) -> Knowledge:
         """Return the memory model as a gate, the calibrated twin, and the recipes that fit."""
-        return Knowledge(self._base, self._gate, self._predictor(), first=self._recipes())
+        return Knowledge(self._base, self._gate, self._predictor(), first=self._recipes(), effective=EFFECTIVE)
 
     def _gate(self, history: Callable[[], History]) -> Gate:
         predict = memory_predictor(self.file, machine_of(self.file), history)
@@ -340,12 +221,15 @@ class TwinProblem:
 
     def _predictor(self) -> Predictor:
         def predict(changes: Changes, basis: int) -> Values | None:
-            memory = self._predicted_memory(changes)
+            settings = {**DEFAULT, **changes}
+            is_calibrated = basis >= CALIBRATED_ON
+            memory = (self._learned_memory if is_calibrated else self._memory)(self._base.with_args(settings))
+            assert memory is not None
             if not memory.fits:
                 return (math.inf, math.inf)
-            if basis < CALIBRATED_ON:
-                return self._played(self._catalogue, lambda: self._uncalibrated, changes, memory.kv_tokens)[:2]
-            return self._played(self._predictions, lambda: self._calibrated, changes, memory.kv_tokens)[:2]
+            if is_calibrated:
+                return self._player.played(self._predictions, lambda: self._calibrated, settings, memory.kv_tokens)[:2]
+            return self._player.played(self._catalogue, lambda: self._uncalibrated, settings, memory.kv_tokens)[:2]
 
         return predict
 
@@ -355,8 +239,20 @@ class TwinProblem:
         return self._engine(TwinEngine, Coefficients())
 
     @cached_property
+    def _calibrating(self) -> list[Changes]:
+        """The first three trials that run."""
+        wanted = (DEFAULT, *(c for _, c in self._recipes()), *design_points(self.space, 8, 0))
+        return [c for c in wanted if self.truth(c).values is not None][:CALIBRATED_ON]
+
+    @cached_property
+    def _learned_memory(self) -> Callable[[EngineConfig], MemoryPrediction | None]:
+        """The memory model as the tuner has it after them."""
+        trials = enumerate(self._calibrating)
+        return self._memory_after([record(i, self._base, {**DEFAULT, **c}, self.truth(c)) for i, c in trials])
+
+    @cached_property
     def _calibrated(self) -> TwinEngine:
-        """The twin calibrated as the tuner does it, on the first three trials that run."""
+        """The twin calibrated on them as the tuner does it."""
         from tuner.engine.twin.calibrate import calibrate
         from tuner.engine.twin.replay import MeasuredTrial
 
@@ -364,12 +260,11 @@ class TwinProblem:
         kept = self._predictions.get("coefficients")
         if kept is None:
             trials: list[MeasuredTrial] = []
-            for changes in (DEFAULT, *(c for _, c in self._recipes()), *design_points(self.space, 8, 0)):
-                memory = self._predicted_memory(changes)
-                if len(trials) < 3 and self.truth(changes).values is not None:
-                    outcome = self._run(self._true_engine, self._schedule(changes, memory.kv_tokens))
-                    config = self._base.with_args({**outcome.engine.effective_args})
-                    trials.append(MeasuredTrial(config, self._workload, outcome))
+            for changes in self._calibrating:
+                schedule = self._player.schedule({**DEFAULT, **changes}, self._predicted_memory(changes).kv_tokens)
+                outcome = self._player.run(self._true_engine, schedule)
+                config = self._base.with_args({**outcome.engine.effective_args})
+                trials.append(MeasuredTrial(config, self._workload, outcome))
             kept = dict(calibrate(trials, twin).values)
             self._predictions.put("coefficients", kept)
         return twin.with_coefficients(Coefficients(kept))
@@ -427,43 +322,8 @@ def _corner(problem: TwinProblem) -> Values:
     return corner_of([t.values for t in truths if t.values is not None])
 
 
-class _Field:
-    """A smooth random function of the position, of the stated deviation: a Gaussian process as a sum of waves."""
-
-    WAVES = 64
-
-    def __init__(self, seed: int) -> None:
-        generator = np.random.default_rng(seed)
-        lengths = np.array([FIELD_LENGTHS.get(name, np.inf) for name in SPACE])
-        self._frequencies = generator.standard_normal((2, self.WAVES, len(SPACE))) / lengths
-        self._phases = generator.uniform(0, 2 * np.pi, (2, self.WAVES))
-
-    def __call__(self, position: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:
-        waves = np.cos(self._frequencies @ position + self._phases).sum(axis=1) * np.sqrt(2 / self.WAVES)
-        return (float(np.exp(FIELD_DEVIATION[0] * waves[0])), float(np.exp(FIELD_DEVIATION[1] * waves[1])))
-
-
 def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _position(p: Any, value: Any) -> float:
-    """Place of a value in its parameter, 0 to 1; values outside are held at the ends."""
-    if p.choices is None:
-        return min(1.0, max(0.0, (value - p.low) / (p.high - p.low)))
-    choices = list(p.ordered_choices)
-    if not p.is_ordered:
-        return choices.index(value) / max(1, len(choices) - 1)
-    return float(np.interp(value, choices, np.linspace(0, 1, len(choices))))
-
-
-def _summary(outcome: Measurement, pool_tokens: int) -> list[float]:
-    """Return p95 TTFT, p95 TPOT, the duration, and the most tokens that the pool held after a step."""
-    served = [r for r in outcome.requests if is_served(r)]
-    ttft = percentile([t for r in served if (t := ttft_s(r)) is not None], 95)
-    tpot = percentile([t for r in served if (t := tpot_s(r)) is not None], 95)
-    held = max(step.kv_usage for step in outcome.steps) * pool_tokens
-    return [float(f"{x:.6g}") for x in (ttft, tpot, sum(outcome.duration_s), held)]
 
 
 def _document(name: str, workload: dict[str, Any]) -> dict[str, Any]:

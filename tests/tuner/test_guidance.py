@@ -98,7 +98,7 @@ def test_predictions_are_made_ahead_and_not_while_something_is_measured() -> Non
     predictor = Predictor()
     asked_of = guidance(predictor, ahead=True)
     asked_of.rest(now=True)
-    asked_of.prepare(4, POSITIONS, lambda _: None)
+    asked_of.prepare(4, POSITIONS, {}, lambda _: None)
     assert not predictor.enough.wait(0.1)
     assert predictor.asked == []
 

@@ -57,11 +57,20 @@ def test_configuration_that_changes_the_probe_is_no_trial_of_a_study_that_correc
         inject("toy.yaml", ["max_num_batched_tokens=64"])
 
 
-def test_configuration_outside_the_space_is_tried_and_nothing_is_learned_of_it(study: ToyStudy) -> None:
+def test_configuration_that_the_space_has_no_place_for_is_tried_and_nothing_is_learned(study: ToyStudy) -> None:
+    said = inject("toy.yaml", ["max_num_seqs=16", "max_num_batched_tokens=64", "max_model_len=4096"])
+    study.run(ToyEngine(), trials=2)
+
+    assert "the search learns nothing" in said
+    assert study.trials[1].config.args["max_model_len"] == 4096
+    assert study.told()[1][0] == "FAIL"
+
+
+def test_configuration_beside_the_space_is_tried_and_the_search_learns_from_it(study: ToyStudy) -> None:
     said = inject("toy.yaml", ["max_num_seqs=5", "max_num_batched_tokens=64"])
     study.run(ToyEngine(), trials=2)
 
-    assert "outside the space" in said
+    assert "learns nothing" not in said
     assert study.trials[1].config.args["max_num_seqs"] == 5
     assert study.told()[1][0] == "FAIL"
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tuner.design import value_at
 from tuner.proposer import Proposal, Proposer
 from tuner.search.encoding import decode, encode
+from tuner.search.suggest import Past
 from tuner.space import Parameter
 from tuner.spec import Search
 
@@ -71,16 +72,54 @@ def test_every_proposal_lies_in_the_space(tmp_path: Path) -> None:
         tell(proposer, proposal)
 
 
-def test_recipe_outside_the_space_is_proposed_and_not_told_to_the_sampler(tmp_path: Path) -> None:
+def test_recipe_that_sets_what_is_not_searched_is_proposed_and_teaches_nothing(tmp_path: Path) -> None:
     proposer = open_study(tmp_path)
-    proposer.enqueue("recipe:chat", {"max_model_len": 8192}, DEFAULTS)
 
+    teaches = proposer.enqueue("recipe:chat", {"max_model_len": 8192}, DEFAULTS)
     proposal = proposer.ask()
     proposer.tell_measured(proposal.number, [1.0, 1.0], {"memory": -0.1, "ttft_p99_s <= 20": -0.1})
 
+    assert not teaches
     assert not proposal.in_space
     assert proposal.changes == {"max_model_len": 8192}
     assert proposer.open_trials() == []
+    assert past_of_study(proposer).measured == 0
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_num_seqs": 32}, {"max_num_batched_tokens": 16384}, {"max_num_seqs": 16, "max_model_len": 4096}]
+)
+def test_recipe_beside_the_space_teaches_what_it_measured(tmp_path: Path, changes: dict[str, int]) -> None:
+    proposer = open_study(tmp_path)
+
+    teaches = proposer.enqueue("recipe:chat", changes, {**DEFAULTS, "max_model_len": 4096, "max_num_seqs": 30})
+    proposal = proposer.ask()
+    proposer.tell_measured(proposal.number, [math.e, 1.0], {"memory": -0.1, "ttft_p99_s <= 20": -0.2})
+
+    past = past_of_study(open_study(tmp_path))
+    assert teaches
+    assert past.measured == 1
+    assert past.values.tolist() == [[1.0, 0.0]]
+    assert past.violations.tolist() == [[-0.1, -0.2]]
+    assert list(past.beside.values()) == [changes]
+    assert proposer.open_trials() == []
+
+
+def test_recipe_beside_the_space_that_cannot_run_teaches_its_violation_alone(tmp_path: Path) -> None:
+    proposer = open_study(tmp_path)
+    proposer.enqueue("recipe:chat", {"max_num_seqs": 100}, DEFAULTS)
+
+    proposer.tell_violation(proposer.ask().number, 0.4)
+
+    past = past_of_study(proposer)
+    assert past.measured == 0
+    assert past.violations[0][0] == 0.4
+    assert math.isnan(past.violations[0][1])
+
+
+def past_of_study(proposer: Proposer) -> Past:
+    """What the model learns from."""
+    return proposer._past(proposer._study.get_trials())
 
 
 def test_resumed_study_proposes_what_an_uninterrupted_one_would(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.design import is_listed, position_of, value_at
+from tuner.design import is_listed, place_of, position_of, value_at
 from tuner.space import Parameter, Space, Value
 
 Array = NDArray[np.float64]
@@ -40,6 +40,14 @@ class Coordinates:
     def position(self, changes: Mapping[str, Value]) -> Array:
         """Return the snapped position of a configuration, which must lie in the space."""
         return np.array([position_of(p, changes[name]) for name, p in self.space.items()])
+
+    def place(self, changes: Mapping[str, Value]) -> Array | None:
+        """Return where a configuration lies that need not be one of the space; `None` where that cannot be said.
+
+        Beside the space it is no snapped position: between two values of a parameter, or below 0 or above 1.
+        """
+        places = [place_of(p, changes.get(name)) for name, p in self.space.items()]
+        return None if None in places else np.array(places, dtype=np.float64)
 
     def changes(self, position: Array) -> dict[str, Value]:
         """Return the configuration that a position stands for."""

@@ -51,7 +51,7 @@ class Effort:
     asked: int
 
 
-THOROUGH = Effort(spread=256, rounds=6, near=64, asks=6, asked=12)
+THOROUGH = Effort(spread=256, rounds=6, near=64, asks=8, asked=24)
 BRIEF = Effort(spread=96, rounds=2, near=32, asks=2, asked=8)
 """Where nothing can be predicted while a trial is measured, because that would be seen in what it shows."""
 

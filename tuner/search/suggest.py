@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,11 @@ from tuner.search.surrogate import Observed, Surrogate, learned
 from tuner.space import Value
 
 _ROUNDS = 2
-"""How often the surroundings of the best points are searched again, each time half as far."""
+"""How often the surroundings of the best points are searched again, each time so much less far."""
+_REACH = 0.5
 _CENTRES = 8
+_NEAR_ASKED = 128
+"""So many neighbours of the best that were predicted are looked at, too."""
 _MARGIN = 0.1
 """The corner lies so much of the front's extent beyond its worst values."""
 _LIKELY = 0.5
@@ -59,6 +62,8 @@ class Past:
         Positions of trials that run (m, size).
     closed:
         Positions of trials of which nothing was learned (k, size): they are not proposed again.
+    beside:
+        Configurations of trials that lie beside the space, by `keys` of their positions.
     """
 
     positions: Array
@@ -67,6 +72,7 @@ class Past:
     widths: Array
     pending: Array
     closed: Array
+    beside: Mapping[bytes, Mapping[str, Value]] = field(default_factory=dict)
 
     @property
     def measured(self) -> int:
@@ -108,14 +114,14 @@ def suggest(
     worth = aim.worth(coordinates.features(pool))
     for round_number in range(_ROUNDS):
         best = pool[np.argsort(-worth, kind="stable")[:_CENTRES]]
-        near = near_points(coordinates, best, generator, reach=0.5 ** (round_number + 1))
-        near = unseen(near, seen | set(keys(pool)))
-        if len(near):
-            pool = np.vstack([pool, near])
-            worth = np.concatenate([worth, aim.worth(coordinates.features(near))])
+        near = near_points(coordinates, best, generator, reach=_REACH ** (round_number + 1))
+        pool, worth = _with(near, pool, worth, aim, coordinates, seen)
     if surrogate.followed is not None:
-        features = coordinates.features(pool)
-        aim, worth = _asked(surrogate.followed, aim, lambda s: _aim(observed, s, pending, features), pool, worth)
+
+        def aim_of(guide: Guide, among: Array) -> _Aim:
+            return _aim(observed, replace(surrogate, guide=guide), pending, coordinates.features(among))
+
+        aim, pool, worth = _asked(surrogate.followed, aim_of, pool, worth, seen, generator)
     chosen = Border(coordinates, admits, seed).first_admitted(pool, worth)
     if chosen is None:
         return None
@@ -123,25 +129,46 @@ def suggest(
     return Suggestion(coordinates.changes(pool[chosen]), gain, follows_guide=surrogate.followed is not None)
 
 
+def _with(
+    further: Array, pool: Array, worth: Array, aim: _Aim, coordinates: Coordinates, seen: set[bytes]
+) -> tuple[Array, Array]:
+    """Return the pool with further points, and what all of them are worth."""
+    new = unseen(further, seen | set(keys(pool)))
+    if not len(new):
+        return pool, worth
+    return np.vstack([pool, new]), np.concatenate([worth, aim.worth(coordinates.features(new))])
+
+
 def _asked(
-    guide: Guide, aim: _Aim, aim_of: Callable[[Surrogate], _Aim], pool: Array, worth: Array
-) -> tuple[_Aim, Array]:
-    """Ask about the most promising points (of n) until the best is one of which the predictor itself has spoken.
+    guide: Guide,
+    aim_of: Callable[[Guide, Array], _Aim],
+    pool: Array,
+    worth: Array,
+    seen: set[bytes],
+    generator: np.random.Generator,
+) -> tuple[_Aim, Array, Array]:
+    """Ask about the most promising points, and around the best of those, until the best is one that was predicted.
 
     Those that were only filled in are worth nothing then: where there are many, some always look better than they are.
     """
-    features = guide.coordinates.features(pool)
-    known = guide.was_asked(features)
-    for _ in range(guide.effort.asks):
-        if known[np.argmax(worth)]:
+    features = guide.coordinates.features
+    aim = aim_of(guide, pool)
+    for round_number in range(guide.effort.asks):
+        known = guide.was_asked(features(pool))
+        if known[np.argmax(worth)] and round_number:
             break
-        new = np.flatnonzero(~known)
-        new = new[np.argsort(-worth[new], kind="stable")[: guide.effort.asked]]
-        guide = guide.asking(pool[new])
-        known[new] = True
-        aim = aim_of(replace(aim.surrogate, guide=guide))
-        worth = aim.worth(features)
-    return aim, np.where(known, worth, 0.0) if (worth[known] > 0).any() else worth
+        order = np.argsort(-worth, kind="stable")
+        guide = guide.asking(pool[order[~known[order]][: guide.effort.asked]])
+        aim = aim_of(guide, pool)
+        worth = aim.worth(features(pool))
+        known = guide.was_asked(features(pool))
+        order = np.argsort(-worth, kind="stable")
+        centres = pool[order[known[order]][:_CENTRES]]
+        reach = 1.0 if round_number % 2 == 0 else _REACH
+        near = near_points(guide.coordinates, centres, generator, _NEAR_ASKED, reach)
+        pool, worth = _with(near, pool, worth, aim, guide.coordinates, seen)
+    known = guide.was_asked(features(pool))
+    return aim, pool, np.where(known, worth, 0.0) if (worth[known] > 0).any() else worth
 
 
 @dataclass(frozen=True)
@@ -190,8 +217,9 @@ def _unforeseen(past: Past, coordinates: Coordinates, admits: Admits) -> Array:
     What does not start and was expected not to says nothing of its neighbours that is not known of each of them.
     """
     violations = past.violations.copy()
+    known = keys(past.positions)
     for row in np.flatnonzero(violations[:, 0] > 0):
-        if admits(coordinates.changes(past.positions[row])) > 0:
+        if admits(past.beside.get(known[row]) or coordinates.changes(past.positions[row])) > 0:
             violations[row, 0] = np.nan
     return violations
 

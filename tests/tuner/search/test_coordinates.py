@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.design import position_of, value_at
+from tuner.design import place_of, position_of, value_at
 from tuner.search.coordinates import Coordinates, keys, unseen
 from tuner.space import Parameter
 
@@ -36,6 +36,31 @@ def test_value_at_a_position_belongs_to_the_parameter_and_lies_where_it_is_found
 
     assert parameter.contains(value)
     assert value_at(parameter, position_of(parameter, value)) == pytest.approx(value)
+
+
+@given(st.sampled_from([p for p in PARAMETERS if p.is_ordered]), st.lists(st.floats(0.0005, 1e6), min_size=2))
+def test_places_of_values_beside_a_parameter_are_in_their_order(parameter: Parameter, values: list[float]) -> None:
+    ends = [position_of(parameter, value_at(parameter, x)) for x in (0.0, 0.999999)]
+    own = {value_at(parameter, x): position_of(parameter, value_at(parameter, x)) for x in np.linspace(0, 0.999999, 50)}
+    placed = {v: p for v in values if (p := place_of(parameter, v)) is not None} | own
+
+    places = [placed[v] for v in sorted(placed)]
+
+    assert places == sorted(places)
+    assert all(p < ends[0] or p > ends[1] for v, p in placed.items() if not min(own) <= v <= max(own))
+
+
+@pytest.mark.parametrize("value", [True, None, "a", float("nan"), float("inf")])
+def test_what_is_no_number_has_no_place_among_numbers(value: object) -> None:
+    assert place_of(Parameter(choices=(1, 2, 4)), value) is None
+    assert place_of(Parameter(low=1, high=512, log=True), value) is None
+
+
+def test_no_limit_has_no_place_among_limits_unless_the_space_has_it() -> None:
+    limits = Parameter(choices=(128, 512, 2048)).with_zero_above_all()
+
+    assert place_of(limits, 0) is None
+    assert place_of(limits, 1280) == pytest.approx((1.5 + 0.5) / 3)
 
 
 @given(st.integers(0, 2**32 - 1))
