@@ -6,7 +6,7 @@ engines share a machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from tuner.config import EngineConfig
 from tuner.drift import INTERFERENCE, beside_was_measured
@@ -31,23 +31,26 @@ class Agenda:
         self._reference_trials = 1
         self._beside_was_asked = False
 
-    def interrupted(self, busy: Collection[int]) -> list[Proposal]:
-        """Trials that were begun and are neither over nor busy now."""
-        return [p for p in self._proposer.open_trials() if p.number not in busy]
-
     def next(
         self,
         history: History,
         under_way: Sequence[TrialRecord],
-        busy: Collection[int],
+        interrupted: Sequence[Proposal],
         *,
+        has_queued: bool,
         explore: bool,
         has_neighbours: bool,
     ) -> Proposal:
-        """Propose what comes next; what was interrupted goes first."""
-        if interrupted := self.interrupted(busy):
+        """Propose what comes next; what was interrupted goes first.
+
+        Parameters
+        ----------
+        has_queued:
+            Whether something is queued that was not proposed yet.
+        """
+        if interrupted:
             return interrupted[0]
-        if not self._proposer.has_queued():
+        if not has_queued:
             self._queue_reference_again(history)
             self._queue_sentinel(history, under_way, has_neighbours)
         return self._proposer.ask(explore=explore)

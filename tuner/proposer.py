@@ -59,6 +59,25 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a study stands in Optuna's store.
+
+    Parameters
+    ----------
+    open:
+        Trials that were asked for and never told.
+    has_queued:
+        Whether something is queued that was not proposed yet.
+    end:
+        Why nothing more is to be tried, or worth it; `None` while something is.
+    """
+
+    open: tuple[Proposal, ...]
+    has_queued: bool
+    end: SearchEnd | None
+
+
+@dataclass(frozen=True, slots=True)
 class Told:
     """What Optuna knows of one trial: its state in Optuna's words, its values, its violation of `starts`."""
 
@@ -135,21 +154,12 @@ class Proposer:
         place:
             What vLLM sets where `changes` does not: coordinates in the space, and what does not change a thing.
         """
-        return self._queue(source, changes, {}, place)
-
-    def _queue(
-        self,
-        source: str,
-        changes: Mapping[str, Value],
-        attributes: Mapping[str, object],
-        place: Mapping[str, Value] | None = None,
-    ) -> bool:
         where = {**(place or {}), **changes}
         coordinates = {name: where[name] for name in self._space if name in where}
         in_space = all(name in where and self._space[name].contains(where[name]) for name in self._space)
         in_space = in_space and all(name in self._space for name in changes)
         fixed = {name: encode(self._space[name], where[name]) for name in self._space} if in_space else {}
-        described = {"source": source, "changes": json.dumps(dict(changes)), "in_space": in_space, **attributes}
+        described = {"source": source, "changes": json.dumps(dict(changes)), "in_space": in_space}
         more = [name for name in changes if name not in self._space and changes[name] != (place or {}).get(name)]
         is_beside = not in_space and not more and self._chooser.coordinates.place(coordinates) is not None
         if is_beside:
@@ -177,9 +187,14 @@ class Proposer:
             if t.state.name == "WAITING"
         ]
 
-    def has_queued(self) -> bool:
-        """Whether something is queued that was not proposed yet."""
-        return any(t.state.name == "WAITING" for t in self._study.get_trials(deepcopy=False))
+    def standing(self) -> Standing:
+        """Return where the study stands, in one look at the store: each costs as much as there are trials under way."""
+        trials = self._study.get_trials(deepcopy=False)
+        return Standing(
+            open=tuple(_open(trials)),
+            has_queued=any(t.state.name == "WAITING" for t in trials),
+            end=self._chooser.end([t.user_attrs[GAIN] for t in trials if GAIN in t.user_attrs]),
+        )
 
     def ask(self, *, explore: bool = False) -> Proposal:
         """Propose the next trial. The same history gives the same proposal, whatever was interrupted before.
@@ -189,22 +204,46 @@ class Proposer:
         """
         with self._lock:
             history = self._study.get_trials(deepcopy=False)
-            if not any(t.state.name == "WAITING" for t in history) and (choice := self._choice(history)) is not None:
-                self._queue(choice.source, choice.changes, choice.attributes)
-                history = self._study.get_trials(deepcopy=False)
             waiting = next((t for t in history if t.state.name == "WAITING"), None)
-            in_space = waiting is None or bool(waiting.user_attrs["in_space"])
-            sampler = self._search.sampler if waiting is None and not explore else "random"
-            self._study.sampler = _sampler(sampler, _seed(self._search.seed, len(history)))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # which values lie outside a range
-                trial = self._study.ask(fixed_distributions=self._distributions if in_space else None)
-            if waiting is None:
-                self._describe(trial, "sampler", {n: decode(self._space[n], v) for n, v in trial.params.items()})
+            choice = self._choice(history) if waiting is None else None
+            proposal = self._drawn(history, waiting, explore=explore) if choice is None else self._begun(choice)
             if self._chooser.looks_ahead:
                 history = self._study.get_trials(deepcopy=False)
                 self._chooser.look_ahead(self._past(history), _seed(self._search.seed, len(history)))
-            return _proposal(trial)
+            return proposal
+
+    def _drawn(
+        self,
+        history: Sequence[optuna.trial.FrozenTrial],
+        waiting: optuna.trial.FrozenTrial | None,
+        *,
+        explore: bool,
+    ) -> Proposal:
+        """Have Optuna begin what waits, or what its sampler draws."""
+        in_space = waiting is None or bool(waiting.user_attrs["in_space"])
+        sampler = self._search.sampler if waiting is None and not explore else "random"
+        self._study.sampler = _sampler(sampler, _seed(self._search.seed, len(history)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # which values lie outside a range
+            trial = self._study.ask(fixed_distributions=self._distributions if in_space else None)
+        if waiting is None:
+            self._describe(trial, "sampler", {n: decode(self._space[n], v) for n, v in trial.params.items()})
+        return _proposal(trial)
+
+    def _begun(self, choice: Choice) -> Proposal:
+        """Begin a trial of a choice: in one transaction, where queueing and asking for it takes one a parameter."""
+        import optuna
+
+        changes = json.dumps(dict(choice.changes))
+        trial = optuna.trial.create_trial(
+            state=optuna.trial.TrialState.RUNNING,
+            params={name: encode(self._space[name], value) for name, value in choice.changes.items()},
+            distributions=dict(self._distributions),
+            user_attrs={"source": choice.source, "changes": changes, "in_space": True, **choice.attributes},
+        )
+        storage = self._study._storage  # `Study.add_trial` does not say which number it has given
+        number = storage.get_trial_number_from_id(storage.create_new_trial(self._study._study_id, trial))
+        return Proposal(number, choice.source, json.loads(changes), in_space=True)
 
     def _choice(self, history: Sequence[optuna.trial.FrozenTrial]) -> Choice | None:
         followed = next((t.user_attrs[FOLLOWS] for t in reversed(history) if FOLLOWS in t.user_attrs), True)
@@ -214,11 +253,6 @@ class Proposer:
     def rest_predictions(self, *, now: bool) -> None:
         """Predict nothing in the background for now: something is measured that must not be disturbed."""
         self._chooser.rest(now=now)
-
-    def end_of_search(self) -> SearchEnd | None:
-        """Say why nothing more is to be tried, or worth it; `None` while something is."""
-        trials = self._study.get_trials(deepcopy=False)
-        return self._chooser.end([t.user_attrs[GAIN] for t in trials if GAIN in t.user_attrs])
 
     def _describe(self, trial: optuna.Trial, source: str, changes: Mapping[str, Value]) -> None:
         trial.set_user_attr("source", source)
@@ -283,7 +317,8 @@ class Proposer:
     ) -> None:
         import optuna
 
-        trial = self._study.get_trials(deepcopy=False)[number]
+        storage = self._study._storage
+        trial = storage.get_trial(storage.get_trial_id_from_study_id_trial_number(self._study._study_id, number))
         if trial.state.is_finished():
             return
         signed = {STARTS: starts, **{name: violations.get(name, 0.0) for name in self._constraints}}
@@ -313,11 +348,7 @@ class Proposer:
 
     def open_trials(self) -> list[Proposal]:
         """Trials that were asked for and never told: an interrupted run left them."""
-        return [
-            _proposal(t)
-            for t in self._study.get_trials(deepcopy=False)
-            if t.state.name == "RUNNING" and "source" in t.user_attrs
-        ]
+        return _open(self._study.get_trials(deepcopy=False))
 
     def close_unnamed(self) -> None:
         """Close trials that were interrupted before it was written down what they are."""
@@ -357,6 +388,10 @@ def storage_faults(place: str) -> Iterator[None]:
         cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
         said = " ".join(str(getattr(cause, "orig", None) or cause).split())[:200]
         raise StoreError(f"{place}: Optuna's storage cannot be used ({said}); free or mend it and go on") from error
+
+
+def _open(trials: Sequence[optuna.trial.FrozenTrial]) -> list[Proposal]:
+    return [_proposal(t) for t in trials if t.state.name == "RUNNING" and "source" in t.user_attrs]
 
 
 def _proposal(trial: optuna.Trial | optuna.trial.FrozenTrial) -> Proposal:

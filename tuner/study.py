@@ -31,7 +31,7 @@ from tuner.ledger import Attempt, History, Ledger, StudyNote, TrialLine, TrialRe
 from tuner.night import Deadline, Step, is_open, next_step, outlook
 from tuner.pace import Pace, saving
 from tuner.probe import probes_alike
-from tuner.proposer import Proposal, Proposer
+from tuner.proposer import Proposal, Proposer, Standing
 from tuner.run_plan import bars_of, limits_of, measure_plan
 from tuner.study_file import StudyFile
 from tuner.study_folder import StudyFolder
@@ -138,7 +138,7 @@ class StudyRun:
         if self._refusals >= REFUSALS_IN_A_ROW:
             text = f"the last {REFUSALS_IN_A_ROW} proposals were known or refused: nothing is left to try"
             ending = Ending("exhausted", text)
-        elif step.code == "budget" and (end := self._rooms.proposer.end_of_search()) is not None:
+        elif step.code == "budget" and (end := self._rooms.proposer.standing().end) is not None:
             ending = Ending(end.code, end.text)
         if saved := saving(self._history):
             self._note("compile_cache", saved.sentence)
@@ -150,12 +150,14 @@ class StudyRun:
         while True:
             self._launch_waiting()
             if self._crew.has_place(self._waiting) and not self._reference_is_under_way():
-                step = self._step()
-                if step.kind != "stop" or self._queue_last():
+                standing = self._rooms.proposer.standing()
+                step = self._step(standing)
+                queues = step.repeats is not None
+                if step.kind != "stop" or (queues := self._queue_last()):
                     if len(self._held) < HELD_AT_MOST:
                         if step.repeats is not None:
                             self._agenda.queue_repeat(self._history, "confirm", step.repeats)
-                        self._begin(self._next())
+                        self._begin(self._next(standing, has_queued=queues or standing.has_queued))
                         continue
                 elif not self._jobs():
                     return step
@@ -164,11 +166,12 @@ class StudyRun:
     def _queue_last(self) -> bool:
         return not self._jobs() and self._agenda.queue_last(self._history, self._has_time_for)
 
-    def _next(self) -> Proposal:
+    def _next(self, standing: Standing, *, has_queued: bool) -> Proposal:
         return self._agenda.next(
             self._history,
             self._under_way(),
-            self._busy(),
+            self._interrupted(standing),
+            has_queued=has_queued,
             explore=self._refusals + len(self._held) >= INSISTS,
             has_neighbours=self._crew.has_neighbours,
         )
@@ -183,6 +186,11 @@ class StudyRun:
     def _busy(self) -> set[int]:
         """Numbers of the trials that are open and not to be begun now."""
         return {record.number for record in self._under_way()} | self._held.keys()
+
+    def _interrupted(self, standing: Standing) -> list[Proposal]:
+        """Trials that were begun and are neither over nor busy now."""
+        busy = self._busy()
+        return [p for p in standing.open if p.number not in busy]
 
     def _reference_is_under_way(self) -> bool:
         return any(job.proposal.source == "reference" for job in self._jobs())
@@ -222,8 +230,8 @@ class StudyRun:
         left_s = self._left_s()
         return left_s is None or left_s >= Pace.of(self._history, self._limits.first_guess_s).again_s(record)
 
-    def _step(self) -> Step:
-        interrupted = bool(self._agenda.interrupted(self._busy()))
+    def _step(self, standing: Standing) -> Step:
+        interrupted = bool(self._interrupted(standing))
         front, runners_up = self._front()
         return next_step(
             self._history,
@@ -232,13 +240,9 @@ class StudyRun:
             self._left_s(),
             runners_up=runners_up,
             is_open=interrupted,
-            searched_all=self._has_searched_all() and not interrupted,
+            searched_all=(self._refusals >= REFUSALS_IN_A_ROW or standing.end is not None) and not interrupted,
             under_way=self._under_way(),
         )
-
-    def _has_searched_all(self) -> bool:
-        """Whether nothing is left to try, or nothing that is worth it."""
-        return self._refusals >= REFUSALS_IN_A_ROW or self._rooms.proposer.end_of_search() is not None
 
     def _front(self) -> tuple[tuple[int, ...], int]:
         """Return the members that are to be measured again, and how many others may join them then."""

@@ -46,7 +46,7 @@ def test_same_configuration_is_queued_once(study: ToyStudy) -> None:
     assert "queued already" in inject("toy.yaml", ["max_num_batched_tokens=64", "max_num_seqs=16"])
     study.run(ToyEngine(), trials=2)
     assert "trial 1" in inject("toy.yaml", ["max_num_seqs=16", "max_num_batched_tokens=64"])
-    assert not study.proposer().has_queued()
+    assert not study.proposer().standing().has_queued
 
 
 def test_configuration_that_changes_the_probe_is_no_trial_of_a_study_that_corrects_by_it(study: ToyStudy) -> None:
@@ -86,7 +86,7 @@ def test_configuration_beside_the_space_is_tried_and_the_search_learns_from_it(s
 def test_what_cannot_be_tried_is_refused_with_a_reason(study: ToyStudy, texts: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         inject("toy.yaml", texts)
-    assert not study.proposer().has_queued()
+    assert not study.proposer().standing().has_queued
 
 
 def test_what_is_the_same_in_all_trials_stays_so(study: ToyStudy) -> None:
