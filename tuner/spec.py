@@ -178,8 +178,8 @@ class Search(Section):
         default=4,
         ge=1,
         description="Configurations of the space that are tried before the sampler takes over: the reference and the "
-        "recipes where the space has them, then points that fill what fits evenly. Where the twin guides, `gp` takes "
-        "over as soon as one was measured.",
+        "recipes where the space has a place for them, then points that fill what fits evenly. Where the twin guides, "
+        "`gp` takes over as soon as one was measured.",
     )
     end_dominated: bool = Field(
         default=False,

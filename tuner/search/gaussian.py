@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 
 SPREAD_COUNTS = 3
 """An expected spread counts as so many values: from about as many on, the values speak for themselves."""
-MOST_TO_FIT = 128
+MOST_TO_FIT = 64
 """Lengths and noise are fitted on so many of the points, evenly chosen; the prediction uses all."""
 _LOG_LENGTH = (-0.7, 1.0)
 """Mean and standard deviation of the logarithm of a length, for one feature; grows with the root of their number, as a
