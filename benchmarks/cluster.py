@@ -3,7 +3,9 @@
 Ray's own cluster utilities start the machines on this one; every engine is an actor in a room of its own, driven by the
 code that drives vLLM. The actors predict with the twin, a few of which serve all, and stay busy for as long as a trial
 at the asked pace would take. Ideal time is taken from the seats that there were at each moment; the idle share from
-those until the last trial began, since nobody has anything to do for a seat that becomes free after that.
+those until the last trial began, since nobody has anything to do for a seat that becomes free after that. It is said
+for the whole, in which nothing runs beside the reference and then every engine has to be given its first trial, and for
+what comes after that.
 
     python benchmarks/cluster.py --trials 500 --nodes 4 --engines-per-node 2 --trial-s 4 --kill 2 --join 1
     python benchmarks/cluster.py --trials 1280 --nodes 8 --engines-per-node 8 --trial-s 60 --storage postgresql://…
@@ -181,16 +183,22 @@ class Machines:
 class Events:
     """A listener that lets machines die and join when so many trials have ended."""
 
-    def __init__(self, machines: Machines, planned: dict[int, str]) -> None:
+    def __init__(self, machines: Machines, planned: dict[int, str], engines: int) -> None:
         self._machines = machines
         self._planned = planned
+        self._without_trial = engines
         self.happened: list[str] = []
         self.last_began = (0.0, 0.0)
         """When the latest trial began, by `time.monotonic` and by the clock."""
+        self.all_have_one = (0.0, 0.0)
+        """The same of the moment when as many had begun as there are engines."""
 
     def began(self, proposal: Proposal, of_trials: int | None, ends_at: float | None) -> None:
         """Remember when."""
         self.last_began = (time.monotonic(), time.time())
+        self._without_trial -= 1
+        if self._without_trial == 0:
+            self.all_have_one = self.last_began
 
     def progressed(self, number: int, text: str) -> None:
         """Nothing to show."""
@@ -283,7 +291,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     due = [arguments.trials * (i + 1) // (arguments.kill + arguments.join + 1) for i in range(8)]
     what = ["kill"] * arguments.kill + ["join"] * arguments.join
     planned = {n: w for n, w in zip(due, what, strict=False) if n > done}
-    events = Events(machines, planned)
+    events = Events(machines, planned, arguments.nodes * arguments.engines_per_node)
     try:
         with on_cluster(machines, arguments, file):
             store = folder / "mlruns"
@@ -297,19 +305,25 @@ def run(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
                 signal.alarm(0)
                 wall_s, cpu_s = time.monotonic() - began_s, _cpu_s() - cpu_s
                 seat_s, begun_s = machines.seat_s(time.monotonic()), machines.seat_s(events.last_began[0])
+                steady_s = begun_s - machines.seat_s(events.all_have_one[0])
                 history = rooms.folder.ledger.history()
     finally:
         machines.close()
     mine = [t for t in history.finished if t.number not in before and not is_open(t)]
     work_s = sum(nominal_s(t.config, arguments.trial_s) for t in mine)
     lost_s = sum(a.seconds for t in mine for a in t.attempts)
-    busy_s = sum(
-        max(0.0, min(t.finished_at, events.last_began[1]) - (t.finished_at - t.engine_s)) for t in mine if t.finished_at
-    )
     return {
         "trials": len(mine), "wall_s": wall_s, "driver_cpu_s": cpu_s, "seat_s": seat_s, "work_s": work_s,
-        "begun_s": begun_s, "busy_s": busy_s, "lost_s": lost_s, "happened": events.happened,
+        "begun_s": begun_s, "busy_s": _busy_s(mine, 0.0, events.last_began[1]), "lost_s": lost_s,
+        "steady_s": steady_s, "steady_busy_s": _busy_s(mine, events.all_have_one[1], events.last_began[1]),
+        "happened": events.happened,
     }  # fmt: skip
+
+
+def _busy_s(trials: Sequence[TrialRecord], since: float, until: float) -> float:
+    """Seconds that engines worked in a span of the clock."""
+    ends = [(t.finished_at, t.engine_s) for t in trials if t.finished_at]
+    return sum(max(0.0, min(end, until) - max(end - worked_s, since)) for end, worked_s in ends)
 
 
 def _cpu_s() -> float:
@@ -342,6 +356,7 @@ def table(sittings: Sequence[dict[str, Any]]) -> list[str]:
         f"wall-clock                     {total['wall_s']:.0f} s",
         f"wall-clock / ideal             {total['seat_s'] / total['work_s']:.3f}",
         f"idle share of the engines      {1 - total['busy_s'] / total['begun_s']:.1%}",
+        f"once each had its first trial  {1 - total['steady_busy_s'] / max(total['steady_s'], 1e-9):.1%}",
         f"lost with machines             {total['lost_s']:.0f} s",
         f"driver                         {total['driver_cpu_s'] / total['wall_s']:.2f} cores, "
         f"{1000 * total['driver_cpu_s'] / total['trials']:.0f} ms a trial",
