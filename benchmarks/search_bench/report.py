@@ -63,6 +63,7 @@ def tables(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> str:
         *(_table(p, is_stale) for p in problems),
         _ablation(problems, is_stale),
         _parallel(problems, is_stale),
+        _longer(problems),
         _long(problems),
     ]
     return "\n\n".join(parts)
@@ -175,6 +176,25 @@ def _parallel(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> s
                 at = " | ".join(_interval([c[min(n, len(c)) - 1] for c in curves]) for n in AT)
                 seeds = f"{len(curves)}" + (" (earlier)" if (name, actors) in stale else "")
                 lines.append(f"| {problem.title} | {NAMES[name]} | {actors} | {seeds} | {at} |")
+    return "\n".join(lines)
+
+
+def _longer(problems: Sequence[Problem]) -> str:
+    lines = [
+        "### Longer runs",
+        "",
+        "| problem | search | seeds | trials | at the end | trials to 90% | to 95% |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for problem in problems:
+        groups: dict[tuple[str, int], list[Array]] = {}
+        for run in runs_of(problem):
+            if run.actors == 1 and len(run.values) > max(AT):
+                groups.setdefault((run.searcher, len(run.values)), []).append(curve(run, problem))
+        for (name, trials), curves in sorted(groups.items()):
+            to = " | ".join(_median([trials_to(c, goal) for c in curves], "{:.0f}") for goal in (0.9, 0.95))
+            ends = _interval([c[-1] for c in curves])
+            lines.append(f"| {problem.title} | {NAMES[name]} | {len(curves)} | {trials} | {ends} | {to} |")
     return "\n".join(lines)
 
 
