@@ -241,8 +241,9 @@ def figure(problems: Sequence[Problem], into: Path) -> None:
         panel.axhline(0.95, color="grey", lw=0.6, ls=":")
         panel.grid(alpha=0.3)
     axes[0][0].set_ylabel("hypervolume / best known")
-    axes[0][-1].legend(fontsize=7, loc="lower right")
-    plots.tight_layout()
+    drawn = {label: line for p in axes[0] for line, label in zip(*p.get_legend_handles_labels(), strict=True)}
+    plots.legend(drawn.values(), drawn.keys(), fontsize=8, loc="lower center", ncols=len(drawn))
+    plots.tight_layout(rect=(0, 0.06, 1, 1))
     into.parent.mkdir(parents=True, exist_ok=True)
     plots.savefig(into, dpi=110)
     plt.close(plots)
