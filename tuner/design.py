@@ -47,9 +47,7 @@ def position_of(parameter: Parameter, value: Value) -> float:
     if is_listed(parameter):
         return (parameter.step_of(value) + 0.5) / parameter.cardinality
     low, high = _ends(parameter)
-    if low == high:
-        return 0.5
-    return math.log(value / low) / math.log(high / low) if parameter.log else (value - low) / (high - low)
+    return 0.5 if low == high else _along(parameter, value)
 
 
 def place_of(parameter: Parameter, value: Value) -> float | None:
@@ -73,12 +71,18 @@ def place_of(parameter: Parameter, value: Value) -> float | None:
         return None
     if is_listed(parameter):
         return ((value - low) / (parameter.step or 1) + 0.5) / parameter.cardinality
-    return math.log(value / low) / math.log(high / low) if parameter.log else (value - low) / (high - low)
+    return _along(parameter, value)
 
 
 def is_listed(parameter: Parameter) -> bool:
     """Whether every value of a parameter has an equal share of [0, 1]: choices, and linear ranges of finite length."""
     return not parameter.log and not math.isinf(parameter.cardinality)
+
+
+def _along(parameter: Parameter, value: float) -> float:
+    """Return how far along a range a value lies: 0 at its start, 1 at its end."""
+    low, high = _ends(parameter)
+    return math.log(value / low) / math.log(high / low) if parameter.log else (value - low) / (high - low)
 
 
 def _ends(parameter: Parameter) -> tuple[float, float]:

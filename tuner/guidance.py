@@ -128,18 +128,18 @@ class Guidance:
             self._wanted.get()()
 
     def _values(self, positions: Array, basis: int, beside: Mapping[bytes, Mapping[str, Value]] | None = None) -> Array:
-        configurations = [
-            (beside or {}).get(key) or self._coordinates.changes(row)
-            for row, key in zip(positions, keys(positions), strict=True)
-        ]
-        rows = [self._value(c, key, basis) for c, key in zip(configurations, keys(positions), strict=True)]
+        known = keys(positions)
+        rows = [self._value(row, key, basis, beside or {}) for row, key in zip(positions, known, strict=True)]
         return np.array(rows, dtype=np.float64).reshape(-1, len(self._empty))
 
-    def _value(self, changes: Mapping[str, Value], key: bytes, basis: int) -> Sequence[float]:
+    def _value(
+        self, position: Array, key: bytes, basis: int, beside: Mapping[bytes, Mapping[str, Value]]
+    ) -> Sequence[float]:
         if threading.current_thread() is self._worker:
             self._may_work.wait()
         with self._one_at_a_time:
             if (basis, key) not in self._known:
+                changes = beside.get(key) or self._coordinates.changes(position)
                 [found] = self._predict([changes], basis)
                 self._known[basis, key] = self._modelled(found)
             return self._known[basis, key]

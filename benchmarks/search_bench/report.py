@@ -157,13 +157,13 @@ def _ablated(problem: Problem, name: str, is_stale: Callable[[Run], bool]) -> st
     return f"{text} ({mean:+.3f}, {low:+.3f} to {high:+.3f})"
 
 
+def _headed(title: str, head: str) -> list[str]:
+    """Return the lines with which a table begins."""
+    return [f"### {title}", "", head, "|" + "---|" * (head.count("|") - 1)]
+
+
 def _parallel(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> str:
-    lines = [
-        "### Several actors at equal trials",
-        "",
-        "| problem | search | actors | seeds | at 10 | at 20 | at 40 |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = _headed("Several actors at equal trials", "| problem | search | actors | seeds | at 10 | at 20 | at 40 |")
     for problem in problems:
         groups: dict[tuple[str, int], list[Array]] = {}
         stale = {(run.searcher, run.actors) for run in runs_of(problem) if len(run.values) <= max(AT) and is_stale(run)}
@@ -180,12 +180,7 @@ def _parallel(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> s
 
 
 def _longer(problems: Sequence[Problem]) -> str:
-    lines = [
-        "### Longer runs",
-        "",
-        "| problem | search | seeds | trials | at the end | trials to 90% | to 95% |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = _headed("Longer runs", "| problem | search | seeds | trials | at the end | trials to 90% | to 95% |")
     for problem in problems:
         groups: dict[tuple[str, int], list[Array]] = {}
         for run in runs_of(problem):
@@ -199,12 +194,7 @@ def _longer(problems: Sequence[Problem]) -> str:
 
 
 def _long(problems: Sequence[Problem]) -> str:
-    lines = [
-        "### Seconds to propose, trials 91 to 100",
-        "",
-        "| problem | search | seeds | median | max |",
-        "|---|---|---|---|---|",
-    ]
+    lines = _headed("Seconds to propose, trials 91 to 100", "| problem | search | seeds | median | max |")
     for problem in problems:
         late: dict[str, list[list[float]]] = {}
         for run in runs_of(problem):

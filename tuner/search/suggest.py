@@ -121,7 +121,7 @@ def suggest(
         def aim_of(guide: Guide, among: Array) -> _Aim:
             return _aim(observed, replace(surrogate, guide=guide), pending, coordinates.features(among))
 
-        aim, pool, worth = _asked(surrogate.followed, aim_of, pool, worth, seen, generator)
+        aim, pool, worth = _asked(surrogate.followed, aim, aim_of, pool, worth, seen, generator)
     chosen = Border(coordinates, admits, seed).first_admitted(pool, worth)
     if chosen is None:
         return None
@@ -141,6 +141,7 @@ def _with(
 
 def _asked(
     guide: Guide,
+    aim: _Aim,
     aim_of: Callable[[Guide, Array], _Aim],
     pool: Array,
     worth: Array,
@@ -151,23 +152,22 @@ def _asked(
 
     Those that were only filled in are worth nothing then: where there are many, some always look better than they are.
     """
-    features = guide.coordinates.features
-    aim = aim_of(guide, pool)
     for round_number in range(guide.effort.asks):
-        known = guide.was_asked(features(pool))
+        features = guide.coordinates.features(pool)
+        known = guide.was_asked(features)
         if known[np.argmax(worth)] and round_number:
             break
         order = np.argsort(-worth, kind="stable")
         guide = guide.asking(pool[order[~known[order]][: guide.effort.asked]])
         aim = aim_of(guide, pool)
-        worth = aim.worth(features(pool))
-        known = guide.was_asked(features(pool))
+        worth = aim.worth(features)
+        known = guide.was_asked(features)
         order = np.argsort(-worth, kind="stable")
         centres = pool[order[known[order]][:_CENTRES]]
         reach = 1.0 if round_number % 2 == 0 else _REACH
         near = near_points(guide.coordinates, centres, generator, _NEAR_ASKED, reach)
         pool, worth = _with(near, pool, worth, aim, guide.coordinates, seen)
-    known = guide.was_asked(features(pool))
+    known = guide.was_asked(guide.coordinates.features(pool))
     return aim, pool, np.where(known, worth, 0.0) if (worth[known] > 0).any() else worth
 
 

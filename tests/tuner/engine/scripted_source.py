@@ -59,6 +59,7 @@ class ScriptedSource:
             for event in self.script[index] if isinstance(self.script, Mapping) else self.script(request, index):
                 await asyncio.sleep(event.wait_s)
                 if isinstance(event.what, BaseException):
+                    self.ended[index] = "raised"
                     raise event.what
                 yield event.what
             self.ended[index] = "finished"
@@ -67,9 +68,6 @@ class ScriptedSource:
             await asyncio.sleep(self.abort_s)
             if self.abort_error is not None:
                 raise self.abort_error from None
-            raise
-        except Exception:
-            self.ended[index] = "raised"
             raise
         finally:
             self.in_flight -= 1
