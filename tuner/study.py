@@ -27,6 +27,7 @@ from tuner.drift import drift_note, interference_note
 from tuner.engine.protocol import EnginePool, Seat
 from tuner.errors import StudyStoppedError
 from tuner.gate import Admitted, Gate, NotAdmitted
+from tuner.interrupts import remembered
 from tuner.ledger import Attempt, History, Ledger, StudyNote, TrialLine, TrialRecord, TrialState
 from tuner.night import Deadline, Step, is_open, next_step, outlook
 from tuner.pace import Pace, saving
@@ -127,7 +128,8 @@ class StudyRun:
         """
         self._catch_up()
         try:
-            step = self._drive()
+            with remembered() as stop_if_asked:
+                step = self._drive(stop_if_asked)
         except (KeyboardInterrupt, StudyStoppedError):
             for job in self._jobs():
                 if job.seat is not None:
@@ -145,9 +147,10 @@ class StudyRun:
         self._note(ending.code, ending.text)
         return ending
 
-    def _drive(self) -> Step:
+    def _drive(self, stop_if_asked: Callable[[], None]) -> Step:
         """Keep every engine busy until nothing more is to be begun and everything has ended; return why."""
         while True:
+            stop_if_asked()
             self._launch_waiting()
             if self._crew.has_place(self._waiting) and not self._reference_is_under_way():
                 standing = self._rooms.proposer.standing()
@@ -407,10 +410,8 @@ class StudyRun:
             self._keys[key] = record
         # The first valid measurement, nearly always the reference's; vLLM's defaults may not fit, or be void each time.
         if self._reference is None and record.engine is not None and record.state is not TrialState.VOID:
-            self._reference = (
-                record.config,
-                Reference.of(artifacts.load(self._rooms.folder.trial(record.number))),
-            )
+            measured = artifacts.load(self._rooms.folder.trial(record.number))
+            self._reference = (record.config, Reference.of(measured))
 
     def _reference_for(self, job: Job) -> Reference | None:
         """Return what a trial is held against; with a probe only where the machine alone makes probes differ."""

@@ -76,7 +76,7 @@ def test_study_survives_kills_of_driver_actor_and_engine_and_loses_nothing(tuner
         core_of(tuner).kill()
     wait_until("trial 1 is over", lambda: any(r["number"] == 1 for r in tuner.finished("small")), 300)
     driver.send_signal(signal.SIGINT)
-    assert driver.wait(timeout=40) == 130
+    assert driver.wait(timeout=40) == 130, (tuner.folder / "output.txt").read_text()
     wait_until("nothing is left running", lambda: not engine_processes(tuner.folder), 15)
 
     done = tuner.run("run", str(study))

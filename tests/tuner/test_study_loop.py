@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from toy_study import (
     OOM,
     REQUESTS,
     SEQS,
+    Heard,
     Outcome,
     ToyEngine,
     ToyStudy,
@@ -30,7 +32,7 @@ from objectives.memory import UNKNOWN_SHORTAGE
 from tuner import study as loop
 from tuner.config import EngineConfig
 from tuner.errors import StudyStoppedError
-from tuner.ledger import TrialRecord, TrialState
+from tuner.ledger import History, TrialRecord, TrialState
 from tuner.memory_model import MemoryPrediction
 from tuner.view import view
 
@@ -470,6 +472,34 @@ def test_interrupted_trial_is_run_again_under_its_number_and_what_follows_is_the
 
     study.run(ToyEngine(), trials=8)
     assert facts(study) == facts(uninterrupted)
+
+
+class HitInFinalizer(Heard):
+    """Ctrl-C comes while a finalizer runs, from which Python lets no exception out."""
+
+    def finished(self, record: TrialRecord, history: History) -> None:
+        super().finished(record, history)
+
+        class Finalized:
+            def __del__(self) -> None:
+                signal.raise_signal(signal.SIGINT)
+                time.sleep(0)
+
+        if record.number == 2:
+            Finalized()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interruption_that_python_dropped_in_a_finalizer_ends_the_study_all_the_same(tmp_path: Path) -> None:
+    study = begin(tmp_path)
+    study.heard = HitInFinalizer()
+    before = signal.getsignal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        study.run(ToyEngine(), trials=8)
+
+    assert [t.number for t in study.trials] == [0, 1, 2]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 class Killed(BaseException):
