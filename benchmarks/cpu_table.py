@@ -8,7 +8,8 @@ is not measured again, so that the table can be made in several sittings.
 Two workloads: `quickstart` is the quickstart study's own; `shared` has documents that many questions share. The
 configurations of `quickstart` are a full grid over the scheduler's arguments, in random order, and variants that
 change what the grid holds fixed (block size, compiled, prefix caching off). Some of the grid is measured again, for
-the noise.
+the noise, and so is its front: the best of many measurements are the lucky ones among them. What the tuner would call
+void (`objectives.validity`, with the limits that are its defaults) is not kept.
 
     PYTHONPATH=. python benchmarks/cpu_table.py [--count 60] [--lock FILE]      measure so many more
     PYTHONPATH=. python benchmarks/cpu_table.py --show                          what is there
@@ -34,9 +35,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from objectives.intervals import percentile
 from objectives.latency import is_served, tpot_s, ttft_s
 from objectives.measurement import Measurement
+from objectives.pareto import front
+from objectives.validity import Expectations, VoidReason, void_reasons
 from tuner.artifacts import load, save, write_json
 from tuner.config import EngineConfig
 from tuner.engine.host import Broken, EngineHost
@@ -58,7 +63,7 @@ KV_BYTES = (192 * MIB, 1024 * MIB)
 LONG_PREFILL = (0, 128, 512)
 """Most tokens of one prompt in a step, where smaller than `max_num_batched_tokens`; 0 for no such limit."""
 REPEATED = 20
-"""So many of the grid are measured twice more."""
+"""So many of the grid are measured again, and once again."""
 MEASURE_LIMIT_S = 600.0
 
 
@@ -122,8 +127,21 @@ def cases() -> list[Case]:
     """Everything, in the order in which it is measured."""
     full = grid()
     random.Random(20261130).shuffle(full)
-    once, twice = ([replace(case, name=f"{case.name}-again{i}") for case in full[:REPEATED]] for i in (1, 2))
-    return full[:REPEATED] + once + full[REPEATED:] + twice + shared() + variants()
+    once, twice = (_again(full[:REPEATED], i) for i in (1, 2))
+    return full[:REPEATED] + once + full[REPEATED:] + _again(_front(full), 1) + twice + shared() + variants()
+
+
+def _again(measured: list[Case], time: int) -> list[Case]:
+    return [replace(case, name=f"{case.name}-again{time}") for case in measured]
+
+
+def _front(full: list[Case]) -> list[Case]:
+    """Members of the front of what is measured of the grid, without those that are measured again anyway."""
+    there = [case for case in full if is_there(case)]
+    if not there:
+        return []
+    values = np.array([figures(load(DATA / case.workload / case.name)) for case in there])
+    return [there[i] for i in front(values) if there[i] not in full[:REPEATED]]
 
 
 def workloads() -> dict[str, Workload]:
@@ -165,7 +183,7 @@ async def measure(host: EngineHost, case: Case, workload: Workload, salt: int, l
     Raises
     ------
     RuntimeError
-        When the engine fails or leaves something behind.
+        When the engine fails or leaves something behind, or the measurement is void.
     """
     base = base_config(read(STUDY))
     config = EngineConfig({**base.args, **case.args}, dict(base.env))
@@ -183,9 +201,18 @@ async def measure(host: EngineHost, case: Case, workload: Workload, salt: int, l
         raise RuntimeError(f"{case.name} broke: {outcome.error_text[-2000:]}")
     if stopped.left:
         raise RuntimeError(f"{case.name} left {stopped.left}")
+    if reasons := void(outcome, workload):
+        raise RuntimeError(f"{case.name} is void: {'; '.join(reason.evidence for reason in reasons)}")
     facts = outcome.engine
     named = replace(facts, model=Path(facts.model).name, stop_s=stopped.seconds, effective_args={})
     return replace(outcome, engine=named)
+
+
+def void(measured: Measurement, workload: Workload) -> tuple[VoidReason, ...]:
+    """Why a measurement must not be compared with the others; empty for a valid one."""
+    output_tokens = sum(r.output_tokens for r in workload.requests)
+    asked = Expectations(len(workload.requests), output_tokens, shares_prefixes=workload.shares_prefixes)
+    return void_reasons(measured, None, asked)
 
 
 def figures(measured: Measurement) -> tuple[float, float]:

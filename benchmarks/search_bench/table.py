@@ -2,6 +2,7 @@
 
 The table is a snapshot of what the campaign has measured: raw p95 values, the speed of the machine at that time (the
 measured probe over the probe that the calibrated twin expects of the same configuration), and the values divided by it.
+What was measured more than once, as the front was, is worth the mean.
 
 While the grid is not whole, a configuration that was not measured is worth what the measured one nearest to it is, in
 steps of the ordered parameters as shares of their ranges; the best known is the front of the measured ones. Two sizes
@@ -189,8 +190,8 @@ def make_snapshot() -> str:
     write_json(
         SNAPSHOT,
         {
-            "configurations": [r for r in rows if not r["again"]],
-            "repeats": [r for r in rows if r["again"]],
+            "configurations": [_with_repeats(r, rows) for r in rows if not r["again"]],
+            "measurements": rows,
             "noise": noise,
             "noise_basis": basis,
             "calibrated_on": [list(_canonical(grid[i][0]).values()) for i in nearest],
@@ -231,6 +232,14 @@ def _corrected(raw: dict[str, float], speed: float) -> dict[str, float]:
     """Divide by the speed, as `objectives.speed.correct` does: of first order, queues grow faster."""
     values = {**raw, "ttft_s": raw["raw_ttft_s"] / speed, "tpot_s": raw["raw_tpot_s"] / speed}
     return {name: float(f"{value:.6g}") for name, value in values.items()}
+
+
+def _with_repeats(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a configuration with the geometric mean of its measurements as its values."""
+    logs = np.log([[r["ttft_s"], r["tpot_s"]] for r in rows if r["args"] == row["args"]])
+    ttft_s, tpot_s = (float(f"{v:.6g}") for v in np.exp(logs.mean(axis=0)))
+    kept = {name: row[name] for name in ("args", "speed", "duration_s")}
+    return {**kept, "ttft_s": ttft_s, "tpot_s": tpot_s, "measurements": len(logs)}
 
 
 def _noise(rows: list[dict[str, Any]]) -> tuple[float, str]:
