@@ -8,8 +8,8 @@ is not measured again, so that the table can be made in several sittings.
 Two workloads: `quickstart` is the quickstart study's own; `shared` has documents that many questions share. The
 configurations of `quickstart` are a full grid over the scheduler's arguments, in random order, and variants that
 change what the grid holds fixed (block size, compiled, prefix caching off). Some of the grid is measured again, for
-the noise, and so is its front: the best of many measurements are the lucky ones among them. What the tuner would call
-void (`objectives.validity`, with the limits that are its defaults) is not kept.
+the noise, and so is its front: the best of many measurements are the lucky ones among them. What is void
+by the limits of `objectives.validity` (a change of speed of 1.3; a study's default is 1.5) is not kept.
 
     PYTHONPATH=. python benchmarks/cpu_table.py [--count 60] [--lock FILE]      measure so many more
     PYTHONPATH=. python benchmarks/cpu_table.py --show                          what is there
@@ -41,12 +41,13 @@ from objectives.intervals import percentile
 from objectives.latency import is_served, tpot_s, ttft_s
 from objectives.measurement import Measurement
 from objectives.pareto import front
-from objectives.validity import Expectations, VoidReason, void_reasons
+from objectives.validity import void_reasons
 from tuner.artifacts import load, save, write_json
 from tuner.config import EngineConfig
 from tuner.engine.host import Broken, EngineHost
 from tuner.engine.processes import ProcessIdentity
 from tuner.engine.protocol import MeasurePlan
+from tuner.judge import expectations_of
 from tuner.opening import base_config, build_workload
 from tuner.study_file import read
 from tuner.workload.build import build
@@ -201,18 +202,11 @@ async def measure(host: EngineHost, case: Case, workload: Workload, salt: int, l
         raise RuntimeError(f"{case.name} broke: {outcome.error_text[-2000:]}")
     if stopped.left:
         raise RuntimeError(f"{case.name} left {stopped.left}")
-    if reasons := void(outcome, workload):
+    if reasons := void_reasons(outcome, None, expectations_of(workload)):
         raise RuntimeError(f"{case.name} is void: {'; '.join(reason.evidence for reason in reasons)}")
     facts = outcome.engine
     named = replace(facts, model=Path(facts.model).name, stop_s=stopped.seconds, effective_args={})
     return replace(outcome, engine=named)
-
-
-def void(measured: Measurement, workload: Workload) -> tuple[VoidReason, ...]:
-    """Why a measurement must not be compared with the others; empty for a valid one."""
-    output_tokens = sum(r.output_tokens for r in workload.requests)
-    asked = Expectations(len(workload.requests), output_tokens, shares_prefixes=workload.shares_prefixes)
-    return void_reasons(measured, None, asked)
 
 
 def figures(measured: Measurement) -> tuple[float, float]:
@@ -262,10 +256,11 @@ def main() -> None:
     parser.add_argument("--show", action="store_true")
     arguments = parser.parse_args()
     if arguments.show:
-        there = [case for case in cases() if is_there(case)]
+        wanted = cases()
+        there = [case for case in wanted if is_there(case)]
         for case in there:
             print(row(case, load(DATA / case.workload / case.name)))
-        print(f"{len(there)} of {len(cases())} cases")
+        print(f"{len(there)} of {len(wanted)} cases")
         return
     asyncio.run(campaign(arguments.count, arguments.lock))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -84,6 +84,16 @@ def _module(path: Path, folder: Path) -> ModuleType:
     return module
 
 
+def expectations_of(workload: Workload, objectives: Iterable[str] = ()) -> Expectations:
+    """Return what a measurement of a workload has to show, for these objectives."""
+    return Expectations(
+        requests=len(workload.requests),
+        output_tokens=sum(r.output_tokens for r in workload.requests),
+        shares_prefixes=workload.shares_prefixes,
+        objectives=tuple(objectives),
+    )
+
+
 def judge(
     file: StudyFile,
     measurement: Measurement,
@@ -95,12 +105,7 @@ def judge(
     spec = file.spec
     return score(
         measurement,
-        expectations=Expectations(
-            requests=len(workload.requests),
-            output_tokens=sum(r.output_tokens for r in workload.requests),
-            shares_prefixes=workload.shares_prefixes,
-            objectives=tuple(o.name for o in objectives_of(file)),
-        ),
+        expectations=expectations_of(workload, [o.name for o in objectives_of(file)]),
         constraints=[Constraint.parse(text) for text in spec.constraints],
         limits=ValidityLimits(
             client_lateness_p99_s=spec.measure.max_send_lateness_s,

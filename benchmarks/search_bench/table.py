@@ -190,7 +190,7 @@ def make_snapshot() -> str:
     write_json(
         SNAPSHOT,
         {
-            "configurations": [_with_repeats(r, rows) for r in rows if not r["again"]],
+            "configurations": [_averaged(group) for group in _by_configuration(rows)],
             "measurements": rows,
             "noise": noise,
             "noise_basis": basis,
@@ -234,20 +234,24 @@ def _corrected(raw: dict[str, float], speed: float) -> dict[str, float]:
     return {name: float(f"{value:.6g}") for name, value in values.items()}
 
 
-def _with_repeats(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _by_configuration(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the measurements of each configuration of the grid, the first of them first."""
+    firsts = [row for row in rows if not row["again"]]
+    return [[first, *(r for r in rows if r["again"] and r["args"] == first["args"])] for first in firsts]
+
+
+def _averaged(group: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a configuration with the geometric mean of its measurements as its values."""
-    logs = np.log([[r["ttft_s"], r["tpot_s"]] for r in rows if r["args"] == row["args"]])
+    first = group[0]
+    logs = np.log([[r["ttft_s"], r["tpot_s"]] for r in group])
     ttft_s, tpot_s = (float(f"{v:.6g}") for v in np.exp(logs.mean(axis=0)))
-    kept = {name: row[name] for name in ("args", "speed", "duration_s")}
-    return {**kept, "ttft_s": ttft_s, "tpot_s": tpot_s, "measurements": len(logs)}
+    kept = {name: first[name] for name in ("args", "speed", "duration_s")}
+    return {**kept, "ttft_s": ttft_s, "tpot_s": tpot_s, "measurements": len(group)}
 
 
 def _noise(rows: list[dict[str, Any]]) -> tuple[float, str]:
     """Standard deviation of the logarithm of a repeated measurement, both objectives together."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(str(row["args"]), []).append(row)
-    repeated = [g for g in groups.values() if len(g) > 1]
+    repeated = [g for g in _by_configuration(rows) if len(g) > 1]
     if len(repeated) < 5:
         return NOISE_UNTIL_REPEATED, "a stand-in: fewer than 5 configurations were measured again"
     squares, free = 0.0, 0
