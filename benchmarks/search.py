@@ -53,7 +53,7 @@ LISTED: dict[str, Callable[[Problem, int], Searcher]] = {
 ORDER = (
     "tuner", "tuner-no-twin", "random", "sobol", "grid", "tpe-tuned", "tpe-default", "nsga2", "tpe-tuned-gated",
     "sobol-gated", "random-gated", "tuner-no-gate", "tuner-alone", "tuner-no-recipes", "tuner-no-design",
-    "tuner-short-design", "tuner-no-ordinal", "tuner-no-log", "gp-optuna", "gp-optuna-gated",
+    "tuner-no-ordinal", "tuner-no-log", "gp-optuna", "gp-optuna-gated",
 )  # fmt: skip
 ALIKE = {"tuner-no-twin", "tuner-no-gate", "tuner-no-recipes", "tuner-alone"}
 """The same as `tuner` where nothing is known."""
@@ -89,12 +89,13 @@ def searcher_named(name: str, problem: Problem, seed: int, *, on_disk: bool = Fa
 
 @lru_cache(maxsize=8)
 def _code(own: bool) -> str:
-    here = Path(__file__).parent
-    shared = [Path(play.__file__), Path(searchers.__file__)]
+    top = Path(__file__).parents[1]
+    tuner = top / "tuner"
+    shared = [Path(play.__file__), Path(searchers.__file__), tuner / "design.py", tuner / "gate.py"]
     if own:
-        tuner = here.parent / "tuner"
-        own_code = ("proposer.py", "chooser.py", "guidance.py", "design.py")
+        own_code = ("proposer.py", "chooser.py", "guidance.py", "told.py")
         shared += [Path(ours.__file__), *(tuner / name for name in own_code), *(tuner / "search").glob("*.py")]
+        shared.append(top / "objectives" / "pareto.py")
     return results.code_version(shared)
 
 
@@ -109,6 +110,8 @@ def units(arguments: argparse.Namespace) -> Iterator[Unit]:
         for searcher in arguments.searcher:
             if problem in BLIND and (searcher in ALIKE or searcher.endswith("-gated")):
                 continue
+            if (problem, searcher) == ("cpu-table", "tuner-no-recipes"):
+                continue  # it has none
             for actors in arguments.actors:
                 if actors == 1 or (searcher in IN_PARALLEL and seed < arguments.seeds):
                     yield Unit(problem, searcher, seed, actors, arguments.trials)

@@ -52,40 +52,39 @@ class Agenda:
             return interrupted[0]
         if not has_queued:
             self._queue_reference_again(history)
-            self._queue_sentinel(history, under_way, has_neighbours)
+            if (sentinel := self._sentinel(history, under_way, has_neighbours)) is not None:
+                return sentinel
         return self._proposer.ask(explore=explore)
 
-    def queue_repeat(self, history: History, source: str, number: int) -> None:
-        """Queue a further measurement of a trial's configuration."""
+    def repeat(self, history: History, source: str, number: int) -> Proposal:
+        """Begin a further measurement of a trial's configuration, before anything that is queued."""
         record = _record(history, number)
         changes = {name: mine for name, (mine, _) in record.config.difference(self._base).items()}
-        self._proposer.enqueue_repeat(source, changes, number)
+        return self._proposer.repeat(source, changes, number)
 
-    def queue_last(self, history: History, has_time: Callable[[TrialRecord], bool]) -> bool:
-        """Queue what a study that stops still owes: its noise floor, and a last word on a front that was disturbed."""
-        return self._queue_noise(history, has_time) or self._queue_alone(history, has_time)
+    def last(self, history: History, has_time: Callable[[TrialRecord], bool]) -> Proposal | None:
+        """Begin what a study that stops still owes: its noise floor, and a last word on a front that was disturbed."""
+        return self._last_noise(history, has_time) or self._last_alone(history, has_time)
 
-    def _queue_noise(self, history: History, has_time: Callable[[TrialRecord], bool]) -> bool:
-        """Queue the reference for the noise floor where the budget ended before it was measured again."""
+    def _last_noise(self, history: History, has_time: Callable[[TrialRecord], bool]) -> Proposal | None:
+        """Measure the reference for the noise floor where the budget ended before it was measured again."""
         reference = history.reference
         if reference is None or reference.state is not TrialState.COMPLETE or not has_time(reference):
-            return False
+            return None
         if len(_sentinels(history, ())) >= self._noise.aa_runs:
-            return False
-        self.queue_repeat(history, "sentinel", reference.number)
-        return True
+            return None
+        return self.repeat(history, "sentinel", reference.number)
 
-    def _queue_alone(self, history: History, has_time: Callable[[TrialRecord], bool]) -> bool:
-        """Queue a member of the front that only ran beside busy neighbours, once these are known to disturb."""
+    def _last_alone(self, history: History, has_time: Callable[[TrialRecord], bool]) -> Proposal | None:
+        """Measure a member of the front that only ran beside busy neighbours, once these are known to disturb."""
         if not any(note.code == INTERFERENCE for note in history.notes):
-            return False
+            return None
         alone = {t.config.key() for t in history.finished if t.source == "alone" or not t.neighbours}
         for number in view(history, self._objectives).front:
             record = _record(history, number)
             if record.config.key() not in alone and has_time(record):
-                self.queue_repeat(history, "alone", number)
-                return True
-        return False
+                return self.repeat(history, "alone", number)
+        return None
 
     def wants_quiet(self, history: History, under_way: Sequence[TrialRecord], proposal: Proposal) -> bool:
         """Whether nothing else may run on its machine: the reference, the noise floor, a last word on the front."""
@@ -103,19 +102,20 @@ class Agenda:
             self._reference_trials += 1
             self._proposer.enqueue_again(reference.number)
 
-    def _queue_sentinel(self, history: History, under_way: Sequence[TrialRecord], has_neighbours: bool) -> None:
-        """Queue a further measurement of the reference: first for the noise floor, later to see the machine drift."""
+    def _sentinel(self, history: History, under_way: Sequence[TrialRecord], has_neighbours: bool) -> Proposal | None:
+        """Measure the reference again where it is due: first for the noise floor, later to see the machine drift."""
         reference = history.reference
         if reference is None or reference.state is not TrialState.COMPLETE:
-            return
+            return None
         repeats = _sentinels(history, under_way)
         since = _candidates_since(history, repeats[-1] if repeats else reference.number)
         if len(repeats) < self._noise.aa_runs or (self._noise.sentinel_every and since >= self._noise.sentinel_every):
-            self.queue_repeat(history, "sentinel", reference.number)
-        elif self._noise.aa_runs and has_neighbours and not self._beside_was_asked:
+            return self.repeat(history, "sentinel", reference.number)
+        if self._noise.aa_runs and has_neighbours and not self._beside_was_asked:
             self._beside_was_asked = True  # once a run: whether a neighbour was busy then is seen afterwards
             if not beside_was_measured(history):
-                self.queue_repeat(history, "sentinel", reference.number)
+                return self.repeat(history, "sentinel", reference.number)
+        return None
 
 
 def _sentinels(history: History, under_way: Sequence[TrialRecord]) -> list[int]:

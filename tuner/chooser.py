@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -113,7 +114,8 @@ class Chooser:
         guide = (
             self._guidance.at(past.measured, past.positions, past.beside) if self._guidance and past.measured else None
         )
-        if guide is not None or len(past.positions) + len(past.pending) >= self._search.startup_trials:
+        begun = len(past.positions) + len(past.censored) + len(past.pending)
+        if guide is not None or begun >= self._search.startup_trials:
             if self._search.sampler != "gp":
                 return None
             found = self._suggested(past, seed, guide, followed=followed)
@@ -168,23 +170,31 @@ class Chooser:
         if self._guidance is not None:
             self._guidance.rest(now=now)
 
-    def end(self, gains: Sequence[float]) -> SearchEnd | None:
+    def end(self, gains: Sequence[float], under_way: int = 0) -> SearchEnd | None:
         """Say why nothing more is to be tried, or worth it; `None` while something is.
 
         Parameters
         ----------
         gains:
-            What the choices of the model promised, in order.
+            What the choices of the model promised whose trials are over, in order.
+        under_way:
+            How many are not: they were chosen without knowing what came of each other, and are as many reasons to wait.
         """
         if self._in_vain >= PATIENCE:
             return SearchEnd(
                 "exhausted", "every configuration that was found is known or refused: nothing is left to try"
             )
-        latest, limit = gains[-PATIENCE:], self._search.stop_when_gain_below
-        if limit is None or len(latest) < PATIENCE or max(latest) >= limit:
+        patience, limit = max(PATIENCE, under_way), self._search.stop_when_gain_below
+        latest = gains[-patience:]
+        if limit is None or len(latest) < patience or max(latest) >= limit:
             return None
         text = (
-            f"the last {PATIENCE} proposals were each expected to grow the hypervolume by less than {limit:.2%}, the "
+            f"the last {patience} proposals were each expected to grow the hypervolume by less than {limit:.2%}, the "
             f"latest by {latest[-1]:.3%} (search.stop_when_gain_below)"
         )
         return SearchEnd("converged", text)
+
+
+def seed_of(seed: int, position: int) -> int:
+    """Derive the seed of one choice, so that it depends on nothing but the history."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {position}".encode()).digest()[:4], "little")

@@ -6,6 +6,7 @@ measured, with one trial's delay, so that a new calibration can be asked about b
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -114,6 +115,8 @@ class Guidance:
                 rehearse(guide)
 
         if self._worker is not None:
+            with contextlib.suppress(queue.Empty):
+                self._wanted.get_nowait()  # outdated: nobody will ask for that any more
             self._wanted.put(work)
 
     def rest(self, *, now: bool) -> None:

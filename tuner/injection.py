@@ -15,11 +15,11 @@ from tuner.engine.config_check import ConfigChecker, Refused
 from tuner.errors import UsageError
 from tuner.first_trials import defaults
 from tuner.ledger import TrialState
+from tuner.night import OPERATOR
 from tuner.opening import base_config, proposer_of
 from tuner.probe import is_felt
 from tuner.study_file import StudyFile
 
-SOURCE = "operator"
 _TELLS = (TrialState.COMPLETE, TrialState.INFEASIBLE, TrialState.RUNNING)
 """States of a trial that make another one of the same configuration useless."""
 
@@ -49,7 +49,7 @@ def inject(study: str, texts: Sequence[str]) -> str:
     proposer = proposer_of(file, folder)
     if changes in proposer.queued():
         return "this configuration is queued already; nothing was queued"
-    teaches = proposer.enqueue(SOURCE, changes, _checked(file, wanted, folder.path / "try.log"))
+    teaches = proposer.enqueue(OPERATOR, changes, _checked(file, wanted, folder.path / "try.log"))
     when = "next by the run that is going on" if folder.is_running() else f"first by `tuner run {file.spec.study}`"
     learns = "" if teaches else "; the space has no place for it, so that it is shown and the search learns nothing"
     return f"{_words(changes)} will be tried {when}{learns}"

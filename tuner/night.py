@@ -21,6 +21,8 @@ from tuner.pace import Pace
 
 NOT_A_CANDIDATE = frozenset({"sentinel", "confirm", "alone"})
 """Sources of trials that measure a known configuration again; they do not use up the budget of trials."""
+OPERATOR = "operator"
+"""Source of a trial that somebody asked for with `tuner try`: it is run whatever the budget of trials."""
 CLOSING_S = 30.0
 """Kept for the report, the export and MLflow's last figures: seen to take 5 to 10 s on two cores."""
 STAND_INS = 2
@@ -129,7 +131,7 @@ def next_step(
     runners_up:
         How many trials may join the front when members of it are measured again (`StudyView.runners_up`).
     is_open:
-        Whether a trial was interrupted and must be run again whatever the budget.
+        Whether a trial must be run whatever the budget: it was interrupted, or an operator asked for it.
     searched_all:
         Whether nothing is left to propose.
     under_way:

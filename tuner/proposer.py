@@ -8,25 +8,23 @@ the first trials `tuner.search` decides, or one of Optuna's samplers.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import statistics
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tuner.chooser import FOLLOWS, GAIN, Choice, Chooser, Foresight, SearchEnd
+from tuner.chooser import FOLLOWS, GAIN, Choice, Chooser, Foresight, SearchEnd, seed_of
 from tuner.errors import StoreError
 from tuner.search.border import Admits
 from tuner.search.encoding import MOST_WHOLE_NUMBERS, decode, encode
 from tuner.search.suggest import Past
 from tuner.space import Parameter, Space, Value
 from tuner.spec import Search
-from tuner.told import BESIDE, LEARNED, STARTS, past_of
+from tuner.told import BESIDE, CENSORED, LEARNED, STARTS, modelled, past_of
 
 if TYPE_CHECKING:
     import optuna
@@ -66,14 +64,14 @@ class Standing:
     ----------
     open:
         Trials that were asked for and never told.
-    has_queued:
-        Whether something is queued that was not proposed yet.
+    queued:
+        Sources of what is queued and was not proposed yet.
     end:
         Why nothing more is to be tried, or worth it; `None` while something is.
     """
 
     open: tuple[Proposal, ...]
-    has_queued: bool
+    queued: tuple[str, ...]
     end: SearchEnd | None
 
 
@@ -159,7 +157,7 @@ class Proposer:
         in_space = all(name in where and self._space[name].contains(where[name]) for name in self._space)
         in_space = in_space and all(name in self._space for name in changes)
         fixed = {name: encode(self._space[name], where[name]) for name in self._space} if in_space else {}
-        described = {"source": source, "changes": json.dumps(dict(changes)), "in_space": in_space}
+        described = _attributes(source, changes, in_space=in_space)
         more = [name for name in changes if name not in self._space and changes[name] != (place or {}).get(name)]
         is_beside = not in_space and not more and self._chooser.coordinates.place(coordinates) is not None
         if is_beside:
@@ -167,10 +165,15 @@ class Proposer:
         self._study.enqueue_trial(fixed, user_attrs=described)
         return in_space or is_beside
 
-    def enqueue_repeat(self, source: str, changes: Mapping[str, Value], repeats: int) -> None:
-        """Queue a further measurement of the configuration of trial `repeats`; nothing of it is told to the sampler."""
-        attributes = {"source": source, "changes": json.dumps(dict(changes)), "in_space": False, "repeats": repeats}
-        self._study.enqueue_trial({}, user_attrs=attributes)
+    def repeat(self, source: str, changes: Mapping[str, Value], repeats: int) -> Proposal:
+        """Begin a further measurement of the configuration of trial `repeats`, whatever is queued.
+
+        Nothing of it is told to the sampler.
+        """
+        with self._lock:
+            proposal = self._begun({}, {**_attributes(source, changes, in_space=False), "repeats": repeats})
+            self._look_ahead()
+            return proposal
 
     def enqueue_again(self, number: int) -> None:
         """Queue the configuration of a trial that nothing could be learned from once more, if it is not queued yet."""
@@ -190,10 +193,12 @@ class Proposer:
     def standing(self) -> Standing:
         """Return where the study stands, in one look at the store: each costs as much as there are trials under way."""
         trials = self._study.get_trials(deepcopy=False)
+        under_way = _open(trials)
+        gains = [t.user_attrs[GAIN] for t in trials if GAIN in t.user_attrs and t.state.is_finished()]
         return Standing(
-            open=tuple(_open(trials)),
-            has_queued=any(t.state.name == "WAITING" for t in trials),
-            end=self._chooser.end([t.user_attrs[GAIN] for t in trials if GAIN in t.user_attrs]),
+            open=tuple(under_way),
+            queued=tuple(t.user_attrs.get("source", "") for t in trials if t.state.name == "WAITING"),
+            end=self._chooser.end(gains, len(under_way)),
         )
 
     def ask(self, *, explore: bool = False) -> Proposal:
@@ -206,11 +211,18 @@ class Proposer:
             history = self._study.get_trials(deepcopy=False)
             waiting = next((t for t in history if t.state.name == "WAITING"), None)
             choice = self._choice(history) if waiting is None else None
-            proposal = self._drawn(history, waiting, explore=explore) if choice is None else self._begun(choice)
-            if self._chooser.looks_ahead:
-                history = self._study.get_trials(deepcopy=False)
-                self._chooser.look_ahead(self._past(history), _seed(self._search.seed, len(history)))
+            if choice is None:
+                proposal = self._drawn(history, waiting, explore=explore)
+            else:
+                described = _attributes(choice.source, choice.changes, in_space=True)
+                proposal = self._begun(choice.changes, {**described, **choice.attributes})
+            self._look_ahead()
             return proposal
+
+    def _look_ahead(self) -> None:
+        if self._chooser.looks_ahead:
+            history = self._study.get_trials(deepcopy=False)
+            self._chooser.look_ahead(self._past(history), seed_of(self._search.seed, len(history)))
 
     def _drawn(
         self,
@@ -222,45 +234,42 @@ class Proposer:
         """Have Optuna begin what waits, or what its sampler draws."""
         in_space = waiting is None or bool(waiting.user_attrs["in_space"])
         sampler = self._search.sampler if waiting is None and not explore else "random"
-        self._study.sampler = _sampler(sampler, _seed(self._search.seed, len(history)))
+        self._study.sampler = _sampler(sampler, seed_of(self._search.seed, len(history)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # which values lie outside a range
             trial = self._study.ask(fixed_distributions=self._distributions if in_space else None)
         if waiting is None:
-            self._describe(trial, "sampler", {n: decode(self._space[n], v) for n, v in trial.params.items()})
+            changes = {n: decode(self._space[n], v) for n, v in trial.params.items()}
+            for key, value in _attributes("sampler", changes, in_space=True).items():
+                trial.set_user_attr(key, value)
         return _proposal(trial)
 
-    def _begun(self, choice: Choice) -> Proposal:
-        """Begin a trial of a choice: in one transaction, where queueing and asking for it takes one a parameter."""
+    def _begun(self, place: Mapping[str, Value], attributes: Mapping[str, object]) -> Proposal:
+        """Begin a trial at a place of the space, or at none: in one transaction, where queueing takes many."""
         import optuna
 
-        changes = json.dumps(dict(choice.changes))
         trial = optuna.trial.create_trial(
             state=optuna.trial.TrialState.RUNNING,
-            params={name: encode(self._space[name], value) for name, value in choice.changes.items()},
-            distributions=dict(self._distributions),
-            user_attrs={"source": choice.source, "changes": changes, "in_space": True, **choice.attributes},
+            params={name: encode(self._space[name], value) for name, value in place.items()},
+            distributions={name: self._distributions[name] for name in place},
+            user_attrs=dict(attributes),
         )
         storage = self._study._storage  # `Study.add_trial` does not say which number it has given
         number = storage.get_trial_number_from_id(storage.create_new_trial(self._study._study_id, trial))
-        return Proposal(number, choice.source, json.loads(changes), in_space=True)
+        return _proposal_of(number, attributes)
 
     def _choice(self, history: Sequence[optuna.trial.FrozenTrial]) -> Choice | None:
         followed = next((t.user_attrs[FOLLOWS] for t in reversed(history) if FOLLOWS in t.user_attrs), True)
-        seed = _seed(self._search.seed, len(history))
+        seed = seed_of(self._search.seed, len(history))
         return self._chooser.choose(self._past(history), seed, followed=bool(followed))
 
     def rest_predictions(self, *, now: bool) -> None:
         """Predict nothing in the background for now: something is measured that must not be disturbed."""
         self._chooser.rest(now=now)
 
-    def _describe(self, trial: optuna.Trial, source: str, changes: Mapping[str, Value]) -> None:
-        trial.set_user_attr("source", source)
-        trial.set_user_attr("changes", json.dumps(dict(changes)))
-        trial.set_user_attr("in_space", True)
-
     def _past(self, history: Sequence[optuna.trial.FrozenTrial]) -> Past:
-        return past_of(history, self._chooser.coordinates, len(self._objectives), (STARTS, *self._constraints))
+        logarithmic = [log for log, _ in self._objectives]
+        return past_of(history, self._chooser.coordinates, logarithmic, (STARTS, *self._constraints))
 
     def tell_measured(
         self,
@@ -283,14 +292,19 @@ class Proposer:
         with self._lock:
             told = self._modelled(values)
             widths = [
-                None if ends is None else abs(_transformed(ends[1], *how) - _transformed(ends[0], *how))
+                None if ends is None else abs(modelled(ends[1], *how) - modelled(ends[0], *how))
                 for ends, how in zip(intervals, self._objectives, strict=False)
             ]
             attributes = {"widths": widths} if any(widths) else {}
             self._tell(number, told, violations["memory"], violations, attributes)
 
+    def tell_censored(self, number: int, at_least: Sequence[float]) -> None:
+        """Tell of a trial that was ended early how far its objectives had come, in their own units."""
+        with self._lock:
+            self._tell(number, self._modelled(at_least), 0.0, {}, {CENSORED: True})
+
     def _modelled(self, values: Sequence[float]) -> list[float]:
-        return [_transformed(v, *how) for v, how in zip(values, self._objectives, strict=True)]
+        return [modelled(v, *how) for v, how in zip(values, self._objectives, strict=True)]
 
     def tell_violation(self, number: int, violation: float) -> None:
         """Tell that a configuration cannot run: a finite violation > 0, and the median of what is known as values."""
@@ -395,11 +409,17 @@ def _open(trials: Sequence[optuna.trial.FrozenTrial]) -> list[Proposal]:
 
 
 def _proposal(trial: optuna.Trial | optuna.trial.FrozenTrial) -> Proposal:
-    attributes = trial.user_attrs
+    return _proposal_of(trial.number, trial.user_attrs)
+
+
+def _attributes(source: str, changes: Mapping[str, Value], *, in_space: bool) -> dict[str, Any]:
+    """Return the attributes that say what a trial is."""
+    return {"source": source, "changes": json.dumps(dict(changes)), "in_space": in_space}
+
+
+def _proposal_of(number: int, attributes: Mapping[str, Any]) -> Proposal:
     changes = json.loads(attributes["changes"])
-    return Proposal(
-        trial.number, attributes["source"], changes, bool(attributes["in_space"]), attributes.get("repeats")
-    )
+    return Proposal(number, attributes["source"], changes, bool(attributes["in_space"]), attributes.get("repeats"))
 
 
 def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
@@ -407,21 +427,9 @@ def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        match name:
-            case "tpe":
-                return optuna.samplers.TPESampler(seed=seed, n_startup_trials=1, multivariate=True)
-            case _:
-                return optuna.samplers.RandomSampler(seed=seed)
-
-
-def _seed(seed: int, position: int) -> int:
-    """Derive the seed of one proposal, so that it depends on nothing but the history."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {position}".encode()).digest()[:4], "little")
-
-
-def _transformed(value: float, log: bool, sign: int) -> float:
-    """Return what Optuna minimises: ratios matter in times and rates, so their logarithm is modelled."""
-    return sign * (math.log(max(value, 1e-9)) if log else value)
+        if name == "tpe":
+            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=1, multivariate=True)
+        return optuna.samplers.RandomSampler(seed=seed)
 
 
 def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution:

@@ -20,7 +20,7 @@ from tuner.study_folder import StudyFolder
 from tuner.view import StudyView, trial_document
 
 RUN = "run.json"
-ENDINGS = frozenset({"budget", "deadline", "exhausted", "machine", "stopped"})
+ENDINGS = frozenset({"budget", "converged", "deadline", "exhausted", "machine", "stopped"})
 """Codes of the notes that say why a run ended."""
 
 

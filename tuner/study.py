@@ -29,7 +29,7 @@ from tuner.errors import StudyStoppedError
 from tuner.gate import Admitted, Gate, NotAdmitted
 from tuner.interrupts import remembered
 from tuner.ledger import Attempt, History, Ledger, StudyNote, TrialLine, TrialRecord, TrialState
-from tuner.night import Deadline, Step, is_open, next_step, outlook
+from tuner.night import OPERATOR, Deadline, Step, is_open, next_step, outlook
 from tuner.pace import Pace, saving
 from tuner.probe import probes_alike
 from tuner.proposer import Proposal, Proposer, Standing
@@ -155,26 +155,27 @@ class StudyRun:
             if self._crew.has_place(self._waiting) and not self._reference_is_under_way():
                 standing = self._rooms.proposer.standing()
                 step = self._step(standing)
-                queues = step.repeats is not None
-                if step.kind != "stop" or (queues := self._queue_last()):
-                    if len(self._held) < HELD_AT_MOST:
-                        if step.repeats is not None:
-                            self._agenda.queue_repeat(self._history, "confirm", step.repeats)
-                        self._begin(self._next(standing, has_queued=queues or standing.has_queued))
-                        continue
-                elif not self._jobs():
+                if (proposal := self._next(step, standing)) is not None:
+                    self._begin(proposal)
+                    continue
+                if step.kind == "stop" and not self._jobs():
                     return step
             self._hear()
 
-    def _queue_last(self) -> bool:
-        return not self._jobs() and self._agenda.queue_last(self._history, self._has_time_for)
-
-    def _next(self, standing: Standing, *, has_queued: bool) -> Proposal:
+    def _next(self, step: Step, standing: Standing) -> Proposal | None:
+        """Return what is to be begun now; `None` where that hangs on what is under way, or nothing is."""
+        interrupted = self._interrupted(standing)
+        if step.kind == "stop":
+            return None if self._jobs() else self._agenda.last(self._history, self._has_time_for)
+        if len(self._held) >= HELD_AT_MOST:
+            return None
+        if step.repeats is not None and not interrupted:
+            return self._agenda.repeat(self._history, "confirm", step.repeats)
         return self._agenda.next(
             self._history,
             self._under_way(),
-            self._interrupted(standing),
-            has_queued=has_queued,
+            interrupted,
+            has_queued=bool(standing.queued),
             explore=self._refusals + len(self._held) >= INSISTS,
             has_neighbours=self._crew.has_neighbours,
         )
@@ -234,7 +235,8 @@ class StudyRun:
         return left_s is None or left_s >= Pace.of(self._history, self._limits.first_guess_s).again_s(record)
 
     def _step(self, standing: Standing) -> Step:
-        interrupted = bool(self._interrupted(standing))
+        is_open = bool(self._interrupted(standing)) or OPERATOR in standing.queued
+        is_through = self._refusals >= REFUSALS_IN_A_ROW or standing.end is not None
         front, runners_up = self._front()
         return next_step(
             self._history,
@@ -242,8 +244,8 @@ class StudyRun:
             self._limits,
             self._left_s(),
             runners_up=runners_up,
-            is_open=interrupted,
-            searched_all=(self._refusals >= REFUSALS_IN_A_ROW or standing.end is not None) and not interrupted,
+            is_open=is_open,
+            searched_all=is_through and not is_open and not standing.queued,
             under_way=self._under_way(),
         )
 
@@ -342,10 +344,8 @@ class StudyRun:
         if isinstance(outcome, Measurement):
             # Its tables are on disk before its record is.
             artifacts.save(outcome, self._rooms.folder.trial(job.record.number))
-            rooms = self._rooms
-            finished = outcomes.measured(
-                job.record, outcome, rooms.file, rooms.workload, self._reference_for(job), rooms.user_metrics
-            )
+            rooms, reference = self._rooms, self._reference_for(job)
+            finished = outcomes.measured(job.record, outcome, rooms.file, rooms.workload, reference, rooms.user_metrics)
         else:
             finished = outcomes.failed(job.record, outcome)
         finished = dataclasses.replace(

@@ -13,11 +13,11 @@ from tuner.view import Objective
 def tell(proposer: Proposer, objectives: Sequence[Objective], proposal: Proposal, record: TrialRecord) -> None:
     """Tell Optuna. Predicted and measured alike; what the machine did wrong is never held against anything.
 
-    Of a run that was ended early the bounds are told: they are beaten with a margin as it is, and the truth is worse.
+    Of a run that was ended early it is told how far it had come: that is beaten with a margin, and the truth is worse.
     """
     score = record.score
     if record.state is TrialState.CENSORED and record.failure is not None:
-        proposer.tell_measured(proposal.number, [record.failure.at_least[o.name] for o in objectives], {"memory": 0.0})
+        proposer.tell_censored(proposal.number, [record.failure.at_least[o.name] for o in objectives])
     elif record.state in (TrialState.FAILED, TrialState.VOID) or score is None or proposal.repeats is not None:
         proposer.tell_unusable(proposal.number)
     elif record.engine is None:

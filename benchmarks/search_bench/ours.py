@@ -46,7 +46,6 @@ PARTS: Mapping[str, Parts] = {
     "tuner-no-ordinal": Parts(ordinal=False),
     "tuner-no-recipes": Parts(recipes=False),
     "tuner-no-design": Parts(startup=1),
-    "tuner-short-design": Parts(startup=3),
     "tuner-alone": Parts(twin=False, gate=False, recipes=False),
 }
 
@@ -58,9 +57,13 @@ class Tuner:
     ----------
     on_disk:
         Whether Optuna's storage is a database, as in a study, or in memory: the same proposals in half the time.
+    ahead:
+        Whether the twin is asked while trials run, as in a study: the same proposals, found elsewhere.
     """
 
-    def __init__(self, problem: Problem, seed: int, parts: Parts, *, on_disk: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, seed: int, parts: Parts, *, on_disk: bool = False, ahead: bool = False
+    ) -> None:
         import optuna
 
         knowledge = _without(problem.knowledge(), parts)
@@ -80,7 +83,7 @@ class Tuner:
             constraints=[],
             objectives=[(parts.log, 1)] * 2,
             admits=self._admits,
-            foresight=Foresight(self._naming.predictions(knowledge.predict), effort=knowledge.effort)
+            foresight=Foresight(self._naming.predictions(knowledge.predict), ahead, knowledge.effort)
             if knowledge.predict
             else None,
         )
@@ -114,6 +117,10 @@ class Tuner:
             if refusals > REFUSALS_IN_A_ROW:
                 raise RuntimeError(f"{refusals} proposals in a row needed no engine")
 
+    def rest(self, *, now: bool) -> None:
+        """Predict nothing in the background for now."""
+        self._proposer.rest_predictions(now=now)
+
     def _admits(self, changes: Changes) -> float:
         """Signed violation that the gate expects, as the study's opening gives it to the proposer."""
         if self._gate is None:
@@ -143,7 +150,7 @@ def _without(knowledge: Knowledge, parts: Parts) -> Knowledge:
         knowledge,
         gate=knowledge.gate if parts.gate else None,
         predict=knowledge.predict if parts.twin else None,
-        first=knowledge.first if parts.recipes else (),
+        first=[f for f in knowledge.first if parts.recipes or not f[0].startswith("recipe:")],
     )
 
 

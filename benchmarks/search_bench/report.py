@@ -25,6 +25,8 @@ from search_bench.results import (
 AT = (10, 20, 40)
 LONG = 100
 FEW = 8
+LEAST_FOR_INTERVAL = 5
+"""A bootstrap over fewer seeds says nothing."""
 NAMES = {
     "random": "random",
     "random-gated": "random, gate in front",
@@ -45,9 +47,8 @@ NAMES = {
     "tuner-no-ordinal": "tuner without order of choices",
     "tuner-no-recipes": "tuner without recipes",
     "tuner-no-design": "tuner without design",
-    "tuner-short-design": "tuner with a design of 3 trials in all",
 }
-MAIN = [n for n in NAMES if not n.startswith(("tuner-no-", "tuner-short-"))] + ["tuner-no-twin"]
+MAIN = [n for n in NAMES if not n.startswith("tuner-no-")] + ["tuner-no-twin"]
 DRAWN = ("random", "sobol", "grid", "nsga2", "tpe-default", "tpe-tuned", "gp-optuna", "tuner-no-twin", "tuner")
 
 
@@ -63,8 +64,8 @@ def tables(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> str:
         *(_table(p, is_stale) for p in problems),
         _ablation(problems, is_stale),
         _parallel(problems, is_stale),
-        _longer(problems),
-        _long(problems),
+        _longer(problems, is_stale),
+        _long(problems, is_stale),
     ]
     return "\n\n".join(parts)
 
@@ -93,8 +94,7 @@ def _table(problem: Problem, is_stale: Callable[[Run], bool]) -> str:
     ]
     for name in MAIN:
         if name in runs:
-            old = sum(is_stale(run) for run in runs[name])
-            lines.append(_row(problem, name, runs[name], f"{len(runs[name])}" + (f" ({old} earlier)" if old else "")))
+            lines.append(_row(problem, name, runs[name], _counted(runs[name], is_stale)))
     return "\n".join(lines)
 
 
@@ -117,7 +117,12 @@ def _row(problem: Problem, name: str, runs: Sequence[Run], seeds: str) -> str:
 
 def _interval(values: Sequence[float]) -> str:
     mean, low, high = mean_interval(values)
-    return f"{mean:.2f} ({low:.2f}–{high:.2f})"
+    return f"{mean:.2f} ({low:.2f}–{high:.2f})" if len(values) >= LEAST_FOR_INTERVAL else f"{mean:.2f}"
+
+
+def _counted(runs: Sequence[Run], is_stale: Callable[[Run], bool]) -> str:
+    old = sum(is_stale(run) for run in runs)
+    return f"{len(runs)}" + (f" ({old} earlier)" if old else "")
 
 
 def _median(values: Sequence[float], form: str) -> str:
@@ -127,7 +132,7 @@ def _median(values: Sequence[float], form: str) -> str:
 
 
 def _ablation(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> str:
-    names = [n for n in NAMES if n == "tuner" or n.startswith(("tuner-no-", "tuner-short-"))]
+    names = [n for n in NAMES if n == "tuner" or n.startswith("tuner-no-")]
     lines = [
         "### One part left out",
         "",
@@ -154,7 +159,8 @@ def _ablated(problem: Problem, name: str, is_stale: Callable[[Run], bool]) -> st
     if name == "tuner":
         return text
     mean, low, high = mean_interval([mine[s][19] - whole[s][19] for s in seeds])
-    return f"{text} ({mean:+.3f}, {low:+.3f} to {high:+.3f})"
+    interval = f", {low:+.3f} to {high:+.3f}" if len(seeds) >= LEAST_FOR_INTERVAL else f", {len(seeds)} seeds"
+    return f"{text} ({mean:+.3f}{interval})"
 
 
 def _headed(title: str, head: str) -> list[str]:
@@ -165,45 +171,45 @@ def _headed(title: str, head: str) -> list[str]:
 def _parallel(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> str:
     lines = _headed("Several actors at equal trials", "| problem | search | actors | seeds | at 10 | at 20 | at 40 |")
     for problem in problems:
-        groups: dict[tuple[str, int], list[Array]] = {}
-        stale = {(run.searcher, run.actors) for run in runs_of(problem) if len(run.values) <= max(AT) and is_stale(run)}
-        for run in runs_of(problem):
-            if len(run.values) <= max(AT):
-                groups.setdefault((run.searcher, run.actors), []).append(curve(run, problem))
+        groups = _grouped([run for run in runs_of(problem) if len(run.values) <= max(AT)], lambda run: run.actors)
         wanted = {name for name, actors in groups if actors > 1}
-        for (name, actors), curves in sorted(groups.items()):
+        for (name, actors), runs in sorted(groups.items()):
             if name in wanted:
+                curves = [curve(run, problem) for run in runs]
                 at = " | ".join(_interval([c[min(n, len(c)) - 1] for c in curves]) for n in AT)
-                seeds = f"{len(curves)}" + (" (earlier)" if (name, actors) in stale else "")
-                lines.append(f"| {problem.title} | {NAMES[name]} | {actors} | {seeds} | {at} |")
+                lines.append(f"| {problem.title} | {NAMES[name]} | {actors} | {_counted(runs, is_stale)} | {at} |")
     return "\n".join(lines)
 
 
-def _longer(problems: Sequence[Problem]) -> str:
+def _longer(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> str:
     lines = _headed("Longer runs", "| problem | search | seeds | trials | at the end | trials to 90% | to 95% |")
     for problem in problems:
-        groups: dict[tuple[str, int], list[Array]] = {}
-        for run in runs_of(problem):
-            if run.actors == 1 and len(run.values) > max(AT):
-                groups.setdefault((run.searcher, len(run.values)), []).append(curve(run, problem))
-        for (name, trials), curves in sorted(groups.items()):
+        long = [run for run in runs_of(problem) if run.actors == 1 and len(run.values) > max(AT)]
+        for (name, trials), runs in sorted(_grouped(long, lambda run: len(run.values)).items()):
+            curves = [curve(run, problem) for run in runs]
             to = " | ".join(_median([trials_to(c, goal) for c in curves], "{:.0f}") for goal in (0.9, 0.95))
-            ends = _interval([c[-1] for c in curves])
-            lines.append(f"| {problem.title} | {NAMES[name]} | {len(curves)} | {trials} | {ends} | {to} |")
+            ends, seeds = _interval([c[-1] for c in curves]), _counted(runs, is_stale)
+            lines.append(f"| {problem.title} | {NAMES[name]} | {seeds} | {trials} | {ends} | {to} |")
     return "\n".join(lines)
 
 
-def _long(problems: Sequence[Problem]) -> str:
+def _long(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> str:
     lines = _headed("Seconds to propose, trials 91 to 100", "| problem | search | seeds | median | max |")
     for problem in problems:
-        late: dict[str, list[list[float]]] = {}
-        for run in runs_of(problem):
-            if len(run.propose_s) >= LONG:
-                late.setdefault(run.searcher, []).append(run.propose_s[90:LONG])
-        for name, seconds in late.items():
-            line = f"| {problem.title} | {NAMES[name]} | {len(seconds)} | {np.median(seconds):.2f} "
+        late = [run for run in runs_of(problem) if len(run.propose_s) >= LONG and run.actors == 1]
+        for (name, _), runs in sorted(_grouped(late, lambda _: 1).items()):
+            seconds = [run.propose_s[90:LONG] for run in runs]
+            line = f"| {problem.title} | {NAMES[name]} | {_counted(runs, is_stale)} | {np.median(seconds):.2f} "
             lines.append(line + f"| {np.max(seconds):.2f} |")
     return "\n".join(lines)
+
+
+def _grouped(runs: Sequence[Run], key: Callable[[Run], int]) -> dict[tuple[str, int], list[Run]]:
+    """Return runs by their searcher and a number."""
+    groups: dict[tuple[str, int], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.searcher, key(run)), []).append(run)
+    return groups
 
 
 def figure(problems: Sequence[Problem], into: Path) -> None:

@@ -24,6 +24,7 @@ import yaml
 
 from search_bench.problem import CALIBRATED_ON, Changes, Knowledge, Predictor, Truth, Values, corner_of, parameter
 from tuner.artifacts import load, write_json
+from tuner.design import design_points
 from tuner.gate import Gate
 from tuner.ledger import History
 from tuner.opening import base_config, build_workload, machine_of, memory_predictor
@@ -43,13 +44,21 @@ SPACE: dict[str, list[int]] = {
     "long_prefill_token_threshold": [0, 128, 512],
 }
 DEFAULT = dict(zip(SPACE, (32, 4096, 1024 * MIB, 0), strict=True))
-CALIBRATING = [dict(zip(SPACE, values, strict=True)) for values in ((4, 512, 1024 * MIB, 0), (16, 128, 192 * MIB, 0))]
-"""After the default; what is nearest to them of the measured calibrates the twin, and is measured first."""
 NEEDED_MIB = 180.0
 """KV cache of one request of max_model_len = 8192 tokens: 22.5 KiB a token of 30 layers, 3 heads of 64, bfloat16."""
 START_S, STOP_S, REFUSED_S = 22.0, 5.0, 17.0
 """Seen in the campaign; a start that ends at the KV cache has loaded the model and not warmed up."""
 NOISE_UNTIL_REPEATED = 0.05
+
+
+def calibrating() -> list[Changes]:
+    """Return what is measured after the default and calibrates the twin with it: the first of an even design that fit.
+
+    The same in every run, so that all runs ask the same twin.
+    """
+    points = design_points({name: parameter(values) for name, values in SPACE.items()}, 16, 0)
+    fit = [point for point in points if point["kv_cache_memory_bytes"] >= NEEDED_MIB * MIB]
+    return fit[: CALIBRATED_ON - 1]
 
 
 class Table:
@@ -99,7 +108,7 @@ class Table:
     def knowledge(self) -> Knowledge:
         """Return the memory model as a gate, and the calibrated twin."""
         base = base_config(self.file)
-        first = [("calibration", {**DEFAULT, **c}) for c in CALIBRATING]
+        first = [("calibration", c) for c in calibrating()]
         return Knowledge(base, self._gate, self._predictor(), BRIEF, first)
 
     def _gate(self, history: Callable[[], History]) -> Gate:
@@ -179,7 +188,7 @@ def make_snapshot() -> str:
         for (args, t, again), s in zip(measured, speeds, strict=True)
     ]
     places = np.array([_place(args) for args, _ in grid])
-    nearest = [int(np.argmin(np.abs(places - _place(c)).sum(axis=1))) for c in (DEFAULT, *CALIBRATING)]
+    nearest = [int(np.argmin(np.abs(places - _place(c)).sum(axis=1))) for c in (DEFAULT, *calibrating())]
     knowing = twin.with_coefficients(calibrate_by_probe([grid[i][1] for i in nearest], twin))
     predicted = []
     for args in _cells():

@@ -55,8 +55,11 @@ def past_of(tried: Sequence[Mapping[str, Any]]) -> Past:
         values=np.log(np.array([times(c) for c in tried])).reshape(count, 2),
         violations=np.full((count, 1), -0.5),
         widths=np.full((count, 2), np.nan),
+        ratios=np.full(2, 0.15),
         pending=empty,
         closed=empty,
+        censored=empty,
+        bounds=np.empty((0, 2)),
     )
 
 
@@ -127,6 +130,13 @@ def test_search_ends_when_three_choices_in_a_row_promise_too_little() -> None:
     assert stops.end([0.2, 0.001, 0.001]) is None
     assert stops.end([0.001, 0.001]) is None
     assert never.end([0.2, 0.001, 0.0015, 0.001]) is None
+
+
+def test_search_with_many_trials_under_way_waits_for_as_many_that_promise_too_little() -> None:
+    stops = chooser([], stop_when_gain_below=0.002)
+
+    assert stops.end([0.001] * 7, under_way=8) is None
+    assert stops.end([0.001] * 8, under_way=8) is not None
 
 
 def test_search_ends_when_nothing_is_found_that_may_be_tried() -> None:

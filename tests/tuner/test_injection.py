@@ -40,13 +40,22 @@ def test_configuration_is_tried_next_and_told_to_the_search(study: ToyStudy) -> 
     assert study.told()[1][0] == "COMPLETE"
 
 
+def test_what_an_operator_asks_for_is_tried_whatever_the_budget(study: ToyStudy) -> None:
+    inject("toy.yaml", ["max_num_seqs=16", "max_num_batched_tokens=64"])
+
+    ending = study.run(ToyEngine(), trials=1)
+
+    assert [t.source for t in study.trials] == ["reference", "operator"]
+    assert ending.code == "budget"
+
+
 def test_same_configuration_is_queued_once(study: ToyStudy) -> None:
     inject("toy.yaml", ["max_num_seqs=16", "max_num_batched_tokens=64"])
 
     assert "queued already" in inject("toy.yaml", ["max_num_batched_tokens=64", "max_num_seqs=16"])
     study.run(ToyEngine(), trials=2)
     assert "trial 1" in inject("toy.yaml", ["max_num_seqs=16", "max_num_batched_tokens=64"])
-    assert not study.proposer().standing().has_queued
+    assert not study.proposer().standing().queued
 
 
 def test_configuration_that_changes_the_probe_is_no_trial_of_a_study_that_corrects_by_it(study: ToyStudy) -> None:
@@ -86,7 +95,7 @@ def test_configuration_beside_the_space_is_tried_and_the_search_learns_from_it(s
 def test_what_cannot_be_tried_is_refused_with_a_reason(study: ToyStudy, texts: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         inject("toy.yaml", texts)
-    assert not study.proposer().standing().has_queued
+    assert not study.proposer().standing().queued
 
 
 def test_what_is_the_same_in_all_trials_stays_so(study: ToyStudy) -> None:

@@ -56,6 +56,16 @@ def test_study_that_is_over_says_why_it_ended(study: ToyStudy) -> None:
     assert next(line for line in status.lines() if line.startswith("ended ")).endswith("3 of 3 trials are done")
 
 
+def test_study_whose_search_has_converged_says_so(tmp_path: Path) -> None:
+    converging = ToyStudy.in_memory(tmp_path, search={"startup_trials": 3, "stop_when_gain_below": 0.99})
+    converging.run(ToyEngine(), trials=50)
+
+    status = status_of(converging, running=False)
+
+    assert status.document()["ended"]["code"] == "converged"
+    assert any(line.startswith("ended ") and "stop_when_gain_below" in line for line in status.lines())
+
+
 def test_run_that_has_not_said_its_limits_yet_promises_nothing(study: ToyStudy) -> None:
     (study.folder.path / "run.json").write_text('{"trials"')
 

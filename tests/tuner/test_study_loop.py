@@ -548,10 +548,10 @@ def test_trial_killed_before_it_was_described_is_closed_and_the_study_goes_on(
     study = ToyStudy.in_memory(tmp_path, search={"sampler": "random", "startup_trials": 1})
     run = study.open(ToyEngine(), trials=4)
 
-    def kill(*_: object) -> None:
+    def kill(*_: object, **__: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(run._rooms.proposer, "_describe", kill)
+    monkeypatch.setattr("tuner.proposer._attributes", kill)
     with pytest.raises(Killed):
         run.run()
 

@@ -38,7 +38,7 @@ class Suggestion:
     changes:
         The configuration.
     gain:
-        Expected growth of the hypervolume between the front and its corner, as a share of it.
+        Expected growth of the hypervolume, as a share of what the front has of it (`_Aim.volume`).
     follows_guide:
         Whether predictions of the guide had a say.
     """
@@ -56,12 +56,14 @@ class Past:
     ----------
     positions:
         Of each trial with a result (n, size), snapped.
-    values, violations, widths:
+    values, violations, widths, ratios:
         As in `Observed`.
     pending:
         Positions of trials that run (m, size).
     closed:
         Positions of trials of which nothing was learned (k, size): they are not proposed again.
+    censored, bounds:
+        Positions of trials that were ended early (l, size), and what their objectives are at least (l, d).
     beside:
         Configurations of trials that lie beside the space, by `keys` of their positions.
     """
@@ -70,8 +72,11 @@ class Past:
     values: Array
     violations: Array
     widths: Array
+    ratios: Array
     pending: Array
     closed: Array
+    censored: Array
+    bounds: Array
     beside: Mapping[bytes, Mapping[str, Value]] = field(default_factory=dict)
 
     @property
@@ -82,7 +87,7 @@ class Past:
     @property
     def everything(self) -> Array:
         """Positions that are not to be proposed again."""
-        return np.vstack([self.positions, self.pending, self.closed])
+        return np.vstack([self.positions, self.pending, self.closed, self.censored])
 
 
 def suggest(
@@ -97,11 +102,11 @@ def suggest(
     The same past and seed give the same answer.
     """
     violations = _unforeseen(past, coordinates, admits)
-    observed = Observed(coordinates.features(past.positions), past.values, violations, past.widths)
+    observed = Observed(coordinates.features(past.positions), past.values, violations, past.widths, past.ratios)
     if not observed.measured.any():
         return None
     pending = coordinates.features(past.pending)
-    surrogate = learned(observed, guide).believing(pending)
+    surrogate = learned(observed, guide).bounded(coordinates.features(past.censored), past.bounds).believing(pending)
     seen = set(keys(past.everything))
     generator = np.random.default_rng(seed)
     pool = _starting_points(past, observed, coordinates, generator, seed)
@@ -173,15 +178,19 @@ def _asked(
 
 @dataclass(frozen=True)
 class _Aim:
-    """What a point is worth: the expected growth of the front, times the probability that it can run."""
+    """What a point is worth: the expected growth of the front, times the probability that it can run.
+
+    Parameters
+    ----------
+    volume:
+        What a growth is a share of: between the front and the corner, or the middle of the trials where that is worse,
+        since a front of one member, as with one objective, reaches no further than itself.
+    """
 
     surrogate: Surrogate
     front: Array
     corner: Array
-
-    @property
-    def volume(self) -> float:
-        return max(hypervolume(self.front, self.corner), 1e-12) if len(self.front) else 1.0
+    volume: float
 
     def worth(self, features: Array) -> Array:
         means, deviations = self.surrogate.predict(features)
@@ -201,14 +210,17 @@ def _aim(observed: Observed, surrogate: Surrogate, pending: Array, pool: Array) 
     feasible = observed.feasible
     if not feasible.any():
         corner = observed.values[observed.measured].max(axis=0) + 1.0
-        return _Aim(surrogate, np.empty((0, len(corner))), corner)
-    believed, _ = surrogate.predict(np.vstack([observed.features[feasible], pending]))
+        return _Aim(surrogate, np.empty((0, len(corner))), corner, 1.0)
+    expected_to_run = pending[surrogate.feasibility(pending) > _LIKELY]
+    believed, _ = surrogate.predict(np.vstack([observed.features[feasible], expected_to_run]))
     members = believed[front(believed)]
     likely = pool[surrogate.feasibility(pool) > _LIKELY]
     expected = np.vstack([members, surrogate.predict(likely)[0]]) if len(likely) else members
     ends = expected[front(expected)]
     worst = np.maximum(members.max(axis=0), ends.max(axis=0))
-    return _Aim(surrogate, members, worst + np.maximum(_MARGIN * (worst - ends.min(axis=0)), 1e-3))
+    corner = worst + np.maximum(_MARGIN * (worst - ends.min(axis=0)), 1e-3)
+    volume = hypervolume(members, np.maximum(corner, np.median(believed, axis=0)))
+    return _Aim(surrogate, members, corner, max(volume, 1e-12))
 
 
 def _unforeseen(past: Past, coordinates: Coordinates, admits: Admits) -> Array:

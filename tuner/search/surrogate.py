@@ -6,7 +6,7 @@ logarithmic scale: their ratio), where that tells left-out trials better than a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,6 @@ _VIOLATION_SCALE = 0.1
 """Violations are modelled on a scale that is linear up to about this size and logarithmic beyond: 0 decides."""
 _LEAST_TO_JUDGE = 4
 """With fewer measured trials the guide is followed untested."""
-_RATIOS = 0.15
-"""Standard deviation of the logarithm of measured over predicted, before there are many: 0.10 to 0.14 over the
-configurations of two studies of real engines and the recorded A10G study (benchmarks/README.md, Twin)."""
 _WIDTH_LIMITS = (0.25, 4.0)
 """By how much the variance of one trial's noise may differ from the typical one."""
 
@@ -42,12 +39,15 @@ class Observed:
     widths:
         Widths of the intervals of its objectives (n, d), NaN where unknown. Only how they compare is used: an interval
         over requests does not say how much a repetition of the same requests differs.
+    ratios:
+        Standard deviation (d,) that is expected of the differences between measured and predicted objectives.
     """
 
     features: Array
     values: Array
     violations: Array
     widths: Array
+    ratios: Array
 
     @property
     def measured(self) -> NDArray[np.bool_]:
@@ -100,6 +100,18 @@ class Surrogate:
             probability *= ndtr(-mean / np.hypot(deviation, process.noise_deviation))
         return probability
 
+    def bounded(self, features: Array, bounds: Array) -> Surrogate:
+        """Return the surrogate that has seen what is at least so much (n, d): more, where it expects more.
+
+        Nothing is fitted to it, and the guide is not judged by it.
+        """
+        if not len(features):
+            return self
+        expected, _ = self.predict(features)
+        beyond = np.maximum(bounds - expected, 0.0)
+        columns = zip(self.objectives, beyond.T, strict=True)
+        return replace(self, objectives=tuple(p.seeing(features, p.predict(features)[0] + b) for p, b in columns))
+
     def believing(self, features: Array) -> Surrogate:
         """Return the surrogate that takes what it predicts of pending trials as seen."""
         return Surrogate(
@@ -124,8 +136,8 @@ def learned(observed: Observed, guide: Guide | None = None) -> Surrogate:
     if guide is not None:
         expected, _ = guide.predict(features)
         ratios = [
-            fit(features, column, noise_of, spread=_RATIOS)
-            for column, noise_of in zip((values - expected).T, noise, strict=True)
+            fit(features, column, noise_of, spread=float(spread))
+            for column, noise_of, spread in zip((values - expected).T, noise, observed.ratios, strict=True)
         ]
         follows = [_is_better(ratio, alone) for ratio, alone in zip(ratios, plain, strict=True)]
         chosen = [ratio if follow else alone for ratio, alone, follow in zip(ratios, plain, follows, strict=True)]

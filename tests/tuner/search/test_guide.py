@@ -76,8 +76,11 @@ def test_what_is_suggested_was_predicted_and_runs() -> None:
         values=times(tried) + 0.1,
         violations=np.full((len(tried), 1), -0.5),
         widths=np.full((len(tried), 2), np.nan),
+        ratios=np.full(2, 0.15),
         pending=np.empty((0, 3)),
         closed=np.empty((0, 3)),
+        censored=np.empty((0, 3)),
+        bounds=np.empty((0, 2)),
     )
 
     found = suggest(past, COORDINATES, 0, lambda _: 0.0, guide)

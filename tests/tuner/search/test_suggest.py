@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from tuner.design import design_points
 from tuner.search.candidates import near_points, spread_points
 from tuner.search.coordinates import Coordinates, keys
 from tuner.search.suggest import Past, _unforeseen, suggest
+from tuner.search.surrogate import Observed, learned
 from tuner.space import Parameter
 
 SPACE = {
@@ -40,8 +42,11 @@ def past_of(tried: list[dict[str, Any]], pending: list[dict[str, Any]] | None = 
         values=np.array([times(c) if runs(c) else [np.nan, np.nan] for c in tried]),
         violations=np.array([[c["seqs"] * c["tokens"] / ROOM - 1] for c in tried]),
         widths=np.full((len(tried), 2), np.nan),
+        ratios=np.full(2, 0.15),
         pending=np.array([COORDINATES.position(c) for c in pending or []]).reshape(-1, size),
         closed=np.empty((0, size)),
+        censored=np.empty((0, size)),
+        bounds=np.empty((0, 2)),
     )
 
 
@@ -101,7 +106,17 @@ def test_small_space_is_tried_to_its_end_and_then_nothing_is_left() -> None:
         positions = np.array([coordinates.position(c) for c in tried])
         values = np.array([[float(c["a"]), 4.0 - c["a"] + c["b"]] for c in tried])
         empty, nothing = np.empty((0, 2)), np.full((len(tried), 1), -1.0)
-        past = Past(positions, values, nothing, np.full((len(tried), 2), np.nan), empty, empty)
+        past = Past(
+            positions,
+            values,
+            nothing,
+            np.full((len(tried), 2), np.nan),
+            np.full(2, 0.15),
+            empty,
+            empty,
+            empty,
+            np.empty((0, 2)),
+        )
         found = suggest(past, coordinates, len(tried), everything_is_admitted)
         if found is None:
             break
@@ -157,3 +172,41 @@ def test_near_points_differ_from_a_centre_in_one_to_three_parameters() -> None:
     moved = (~np.isclose(points, centre)).sum(axis=1)
     assert moved.max() <= 3
     assert np.mean(moved >= 1) > 0.9
+
+
+def test_trial_that_was_ended_early_is_not_proposed_again_and_keeps_others_from_its_neighbourhood() -> None:
+    past = past_of(TRIED)
+    first = suggest(past, COORDINATES, 1, everything_is_admitted)
+    assert first is not None
+    position = COORDINATES.position(first.changes)
+
+    ended = replace(past, censored=position[None, :], bounds=np.array([[9.0, 9.0]]))
+    second = suggest(ended, COORDINATES, 1, everything_is_admitted)
+
+    assert second is not None
+    assert np.abs(COORDINATES.position(second.changes) - position).max() > 0.05
+
+
+def test_bound_changes_what_is_believed_only_where_more_was_not_expected() -> None:
+    past = past_of([c for c in TRIED if runs(c)])
+    features = COORDINATES.features(past.positions)
+    believed = learned(Observed(features, past.values, past.violations, past.widths, past.ratios))
+    place = COORDINATES.features(COORDINATES.position(design_points(SPACE, 20, 3)[-1])[None, :])
+    expected, _ = believed.predict(place)
+
+    same, _ = believed.bounded(place, expected - 1.0).predict(place)
+    worse, _ = believed.bounded(place, expected + 1.0).predict(place)
+
+    assert np.allclose(same, expected, atol=1e-6)
+    assert (worse > expected + 0.5).all()
+
+
+def test_gain_with_one_objective_is_a_share_of_what_the_best_is_ahead_of_the_others() -> None:
+    past = past_of(TRIED)
+    values = past.values[:, :1]
+    one = replace(past, values=values, widths=past.widths[:, :1], ratios=past.ratios[:1], bounds=past.bounds[:, :1])
+
+    found = suggest(one, COORDINATES, 1, everything_is_admitted)
+
+    assert found is not None
+    assert 0 < found.gain < 2
