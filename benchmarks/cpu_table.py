@@ -8,7 +8,8 @@ is not measured again, so that the table can be made in several sittings.
 Two workloads: `quickstart` is the quickstart study's own; `shared` has documents that many questions share. The
 configurations of `quickstart` are a full grid over the scheduler's arguments, in random order, and variants that
 change what the grid holds fixed (block size, compiled, prefix caching off). Some of the grid is measured again, for
-the noise, and so is its front: the best of many measurements are the lucky ones among them. What is void
+the noise, and so is the front of the table that `search.py --table` makes of it: the best of many measurements are the
+lucky ones among them, so that the two are called in turn until every member was measured twice. What is void
 by the limits of `objectives.validity` (a change of speed of 1.3; a study's default is 1.5) is not kept.
 
     PYTHONPATH=. python benchmarks/cpu_table.py [--count 60] [--lock FILE]      measure so many more
@@ -24,6 +25,7 @@ import argparse
 import asyncio
 import fcntl
 import itertools
+import json
 import os
 import random
 import socket
@@ -36,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from search_bench.table import SNAPSHOT
 
 from objectives.intervals import percentile
 from objectives.latency import is_served, tpot_s, ttft_s
@@ -137,12 +140,13 @@ def _again(measured: list[Case], time: int) -> list[Case]:
 
 
 def _front(full: list[Case]) -> list[Case]:
-    """Members of the front of what is measured of the grid, without those that are measured again anyway."""
-    there = [case for case in full if is_there(case)]
-    if not there:
+    """Members of the front of the search's table, as far as it was made, that were measured once."""
+    if not SNAPSHOT.exists():
         return []
-    values = np.array([figures(load(DATA / case.workload / case.name)) for case in there])
-    return [there[i] for i in front(values) if there[i] not in full[:REPEATED]]
+    rows = json.loads(SNAPSHOT.read_text())["configurations"]
+    members = front(np.array([[row["ttft_s"], row["tpot_s"]] for row in rows]))
+    once = [{n: v for n, v in rows[i]["args"].items() if v} for i in members if rows[i]["measurements"] == 1]
+    return [case for case in full if case.args in once]
 
 
 def workloads() -> dict[str, Workload]:

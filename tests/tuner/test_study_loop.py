@@ -551,8 +551,8 @@ def test_trial_killed_before_it_was_described_is_closed_and_the_study_goes_on(
     def kill(*_: object, **__: object) -> None:
         raise Killed
 
-    monkeypatch.setattr("tuner.proposer._attributes", kill)
-    with pytest.raises(Killed):
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr("tuner.proposer._attributes", kill)
         run.run()
 
     ending = study.run(ToyEngine(), trials=4)
