@@ -155,6 +155,9 @@ class Gate:
 def effective_key(config: EngineConfig, effective_args: Mapping[str, Any]) -> str:
     """16 hex digits, equal for configurations that are the same to the engine."""
     args = {k: v for k, v in {**config.args, **effective_args}.items() if k not in _NOT_EFFECTIVE}
+    piece, batched = args.get("long_prefill_token_threshold"), args.get("max_num_batched_tokens")
+    if isinstance(piece, int) and isinstance(batched, int) and piece >= batched:
+        args["long_prefill_token_threshold"] = 0  # no piece of a prompt is longer than the whole step
     text = json.dumps({"args": args, "env": dict(config.env)}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -79,6 +79,15 @@ def test_spelling_out_a_default_is_the_same_configuration_to_the_engine() -> Non
     assert admitted(same.check(config())).key != admitted(same.check(config(max_num_seqs=64))).key
 
 
+def test_limit_of_a_piece_that_no_step_reaches_is_the_same_configuration_as_none() -> None:
+    def key(piece: int, batched: int) -> str:
+        args = {"long_prefill_token_threshold": piece, "max_num_batched_tokens": batched}
+        return effective_key(EngineConfig(args), {})
+
+    assert key(1024, 512) == key(512, 512) == key(0, 512)
+    assert len({key(256, 512), key(0, 512), key(0, 1024)}) == 3
+
+
 def test_environment_makes_another_configuration_and_order_does_not() -> None:
     a = EngineConfig({"x": 1, "y": 2}, {"A": "1", "B": "2"})
 
