@@ -6,7 +6,7 @@ A position is *snapped* when it is exactly where `tuner.design.position_of` puts
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,11 @@ class Coordinates:
                 index = np.minimum((column * count).astype(int), count - 1)
                 columns += list((index[:, None] == np.arange(count)).astype(np.float64).T / np.sqrt(2))
         return np.column_stack(columns)
+
+    def columns_of(self, names: Container[str]) -> NDArray[np.bool_]:
+        """Say which columns of features are of parameters of these names."""
+        counts = [1 if p.is_ordered or p.cardinality <= 2 else int(p.cardinality) for p in self._parameters]
+        return np.repeat([name in names for name in self.space], counts)
 
     def steps(self) -> Array:
         """Return the distance from one value to the next of each parameter; 0 for real numbers, NaN for categories."""

@@ -26,6 +26,17 @@ CENTRES = 32
 """So many of the best predictions are looked around: what is measured differs from them, and so does its front."""
 _LOG_NOISE = (-9.2, 1.0)
 """Predictions have no noise; what is allowed for are steps that no smooth process follows."""
+SCHEDULING = frozenset(
+    {
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "long_prefill_token_threshold",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "num_gpu_blocks_override",
+    }
+)
+"""Arguments that are felt by the schedule and the size of the KV pool alone, which the predictor plays."""
 _LEAST = 16
 """Fewer predictions guide nobody."""
 
@@ -94,6 +105,26 @@ class Guide:
     def was_asked(self, features: Array) -> NDArray[np.bool_]:
         """Say of which rows (n,) the predictor itself has spoken."""
         return np.array([key in self.known for key in keys(features)], dtype=bool)
+
+    def repeats(self, features: Array, tried: Array) -> NDArray[np.bool_]:
+        """Say which rows (n,) are scheduled as one of those tried (m, columns) is, and are the same in all else.
+
+        They are predicted exactly alike and differ in arguments that only the schedule feels.
+        """
+        there = {schedule for schedule in self._schedules(tried) if schedule}
+        return np.array([schedule in there for schedule in self._schedules(features)], dtype=bool)
+
+    def _schedules(self, features: Array) -> list[tuple[bytes, bytes] | None]:
+        """Return what is equal for rows that the predictor tells nothing apart of; `None` where it did not speak."""
+        others = ~self.coordinates.columns_of(SCHEDULING)
+        found: list[tuple[bytes, bytes] | None] = []
+        for row, key in zip(features, keys(features), strict=True):
+            values = self.known.get(key)
+            if values is None or not np.isfinite(values).all():
+                found.append(None)
+            else:
+                found.append((values.tobytes(), row[others].round(9).tobytes()))
+        return found
 
     def asking(self, positions: Array) -> Guide:
         """Return the guide that knows what the predictor says at further positions (m, size), too."""

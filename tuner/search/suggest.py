@@ -182,6 +182,8 @@ class _Aim:
 
     Parameters
     ----------
+    tried:
+        Features of trials that were measured or run (m, columns): what the guide cannot tell from one is worth nothing.
     volume:
         What a growth is a share of: between the front and the corner, or the middle of the trials where that is worse,
         since a front of one member, as with one objective, reaches no further than itself.
@@ -190,6 +192,7 @@ class _Aim:
     surrogate: Surrogate
     front: Array
     corner: Array
+    tried: Array
     volume: float
 
     def worth(self, features: Array) -> Array:
@@ -197,7 +200,9 @@ class _Aim:
         gain = expected_improvement(means, deviations, self.front, self.corner)
         worth: Array = gain * self.surrogate.feasibility(features)
         guide = self.surrogate.followed
-        return worth if guide is None else np.where(guide.refuses(features), 0.0, worth)
+        if guide is None:
+            return worth
+        return np.where(guide.refuses(features) | guide.repeats(features, self.tried), 0.0, worth)
 
 
 def _aim(observed: Observed, surrogate: Surrogate, pending: Array, pool: Array) -> _Aim:
@@ -207,10 +212,10 @@ def _aim(observed: Observed, surrogate: Surrogate, pending: Array, pool: Array) 
     lies beyond the ends of that front and of the front which the surrogate expects there to be: one that is still too
     short is worth extending, and what lies beyond both ends is not.
     """
-    feasible = observed.feasible
+    feasible, tried = observed.feasible, np.vstack([observed.features[observed.measured], pending])
     if not feasible.any():
         corner = observed.values[observed.measured].max(axis=0) + 1.0
-        return _Aim(surrogate, np.empty((0, len(corner))), corner, 1.0)
+        return _Aim(surrogate, np.empty((0, len(corner))), corner, tried, 1.0)
     expected_to_run = pending[surrogate.feasibility(pending) > _LIKELY]
     believed, _ = surrogate.predict(np.vstack([observed.features[feasible], expected_to_run]))
     members = believed[front(believed)]
@@ -220,7 +225,7 @@ def _aim(observed: Observed, surrogate: Surrogate, pending: Array, pool: Array) 
     worst = np.maximum(members.max(axis=0), ends.max(axis=0))
     corner = worst + np.maximum(_MARGIN * (worst - ends.min(axis=0)), 1e-3)
     volume = hypervolume(members, np.maximum(corner, np.median(believed, axis=0)))
-    return _Aim(surrogate, members, corner, max(volume, 1e-12))
+    return _Aim(surrogate, members, corner, tried, max(volume, 1e-12))
 
 
 def _unforeseen(past: Past, coordinates: Coordinates, admits: Admits) -> Array:

@@ -92,3 +92,34 @@ def test_what_is_suggested_was_predicted_and_runs() -> None:
         guide = guide.asking(positions)
     assert guide.was_asked(features).all()
     assert not guide.refuses(features).any()
+
+
+def test_what_is_scheduled_as_a_tried_configuration_is_not_worth_a_trial_of_its_own() -> None:
+    space = {
+        "max_num_seqs": Parameter(choices=(1, 2, 4, 8, 16, 32)),
+        "max_num_batched_tokens": Parameter(choices=(64, 128, 256, 512)),
+        "block_size": Parameter(choices=(16, 32)),
+    }
+    coordinates = Coordinates(space)
+
+    def scheduled(positions: Array) -> Array:
+        """Never more than four requests are there."""
+        found = [coordinates.changes(row) for row in positions]
+        seqs = np.log([min(c["max_num_seqs"], 4) for c in found])  # type: ignore[type-var]  # all are numbers
+        tokens = np.log([c["max_num_batched_tokens"] for c in found])
+        return np.column_stack([2 - tokens - seqs, tokens + seqs - 2])
+
+    def features(seqs: int, tokens: int, block: int) -> Array:
+        changes = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "block_size": block}
+        return coordinates.features(coordinates.position(changes)[None, :])
+
+    guide = guided(coordinates, *explored(coordinates, scheduled, 0, THOROUGH), scheduled, THOROUGH)
+    assert guide is not None
+    looked_at = np.vstack([features(32, 64, 16), features(32, 64, 32), features(2, 64, 16), features(8, 128, 16)])
+
+    assert guide.repeats(looked_at, features(8, 64, 16)).tolist() == [True, False, False, False]
+    assert not guide.repeats(looked_at, np.empty((0, 3))).any()
+
+
+def test_columns_of_a_category_are_all_of_its_values() -> None:
+    assert COORDINATES.columns_of({"tokens", "backend"}).tolist() == [False, True, True, True, True]
