@@ -551,9 +551,10 @@ def test_trial_killed_before_it_was_described_is_closed_and_the_study_goes_on(
     def kill(*_: object, **__: object) -> None:
         raise Killed
 
-    with monkeypatch.context() as patched, pytest.raises(Killed):
+    with monkeypatch.context() as patched:
         patched.setattr("tuner.proposer._attributes", kill)
-        run.run()
+        with pytest.raises(Killed):
+            run.run()
 
     ending = study.run(ToyEngine(), trials=4)
 

@@ -210,7 +210,8 @@ def _aim(observed: Observed, surrogate: Surrogate, pending: Array, pool: Array) 
 
     The front is what the surrogate believes of the trials, so that one lucky measurement does not set it. The corner
     lies beyond the ends of that front and of the front which the surrogate expects there to be: one that is still too
-    short is worth extending, and what lies beyond both ends is not.
+    short is worth extending, and what lies beyond both ends is not. With a guide these are of what it was asked about:
+    what was only filled in also reaches to where nothing runs, and a corner out there makes the ends of the front dear.
     """
     feasible, tried = observed.feasible, np.vstack([observed.features[observed.measured], pending])
     if not feasible.any():
@@ -219,6 +220,8 @@ def _aim(observed: Observed, surrogate: Surrogate, pending: Array, pool: Array) 
     expected_to_run = pending[surrogate.feasibility(pending) > _LIKELY]
     believed, _ = surrogate.predict(np.vstack([observed.features[feasible], expected_to_run]))
     members = believed[front(believed)]
+    if (guide := surrogate.followed) is not None:
+        pool = pool[guide.was_asked(pool) & ~guide.refuses(pool)]
     likely = pool[surrogate.feasibility(pool) > _LIKELY]
     expected = np.vstack([members, surrogate.predict(likely)[0]]) if len(likely) else members
     ends = expected[front(expected)]

@@ -4,7 +4,8 @@ import numpy as np
 
 from tuner.search.coordinates import Array, Coordinates
 from tuner.search.guide import THOROUGH, explored, guided
-from tuner.search.suggest import Past, suggest
+from tuner.search.suggest import Past, _aim, suggest
+from tuner.search.surrogate import Observed, learned
 from tuner.space import Parameter
 
 SPACE = {
@@ -92,6 +93,23 @@ def test_what_is_suggested_was_predicted_and_runs() -> None:
         guide = guide.asking(positions)
     assert guide.was_asked(features).all()
     assert not guide.refuses(features).any()
+
+
+def test_corner_hangs_on_nothing_that_was_only_filled_in() -> None:
+    positions, values = explored(COORDINATES, times, 0, THOROUGH)
+    guide = guided(COORDINATES, positions, values, times, THOROUGH)
+    assert guide is not None
+    runs = positions[np.isfinite(values).all(axis=1)]
+    tried = COORDINATES.features(runs[:5])
+    observed = Observed(tried, times(runs[:5]), np.full((5, 1), -0.5), np.full((5, 2), np.nan), np.full(2, 0.15))
+    surrogate = learned(observed, guide)
+    assert surrogate.followed is not None
+    asked, nothing = COORDINATES.features(runs), np.empty((0, tried.shape[1]))
+    elsewhere = COORDINATES.features(COORDINATES.snapped(np.random.default_rng(1).random((200, 3))))
+
+    aim = _aim(observed, surrogate, nothing, asked)
+
+    assert np.array_equal(_aim(observed, surrogate, nothing, np.vstack([asked, elsewhere])).corner, aim.corner)
 
 
 def test_what_is_scheduled_as_a_tried_configuration_is_not_worth_a_trial_of_its_own() -> None:
