@@ -123,7 +123,7 @@ def test_what_is_scheduled_as_a_tried_configuration_is_not_worth_a_trial_of_its_
     def scheduled(positions: Array) -> Array:
         """Never more than four requests are there."""
         found = [coordinates.changes(row) for row in positions]
-        seqs = np.log([min(c["max_num_seqs"], 4) for c in found])  # type: ignore[type-var]  # all are numbers
+        seqs = np.log(np.minimum([c["max_num_seqs"] for c in found], 4))
         tokens = np.log([c["max_num_batched_tokens"] for c in found])
         return np.column_stack([2 - tokens - seqs, tokens + seqs - 2])
 
