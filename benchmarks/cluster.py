@@ -45,7 +45,7 @@ from tuner.engine.protocol import MeasurePlan
 from tuner.engine.ray_pool import RayEnginePool
 from tuner.ledger import History, TrialRecord, TrialState
 from tuner.night import candidates, is_open
-from tuner.proposer import Proposal
+from tuner.proposal import Proposal
 from tuner.study import StudyRun
 from tuner.study_file import StudyFile, read
 from tuner.study_folder import StudyFolder

@@ -40,9 +40,8 @@ from typing import Any
 
 import numpy as np
 from search_bench.table import SNAPSHOT
+from search_bench.table_twin import figures
 
-from objectives.intervals import percentile
-from objectives.latency import is_served, tpot_s, ttft_s
 from objectives.measurement import Measurement
 from objectives.pareto import front
 from objectives.validity import void_reasons
@@ -220,13 +219,6 @@ async def measure(host: EngineHost, case: Case, workload: Workload, salt: int, l
     facts = outcome.engine
     named = replace(facts, model=Path(facts.model).name, stop_s=stopped.seconds, effective_args={})
     return replace(outcome, engine=named)
-
-
-def figures(measured: Measurement) -> tuple[float, float]:
-    """p95 of TTFT and TPOT in seconds."""
-    served = [r for r in measured.requests if is_served(r)]
-    ttft, tpot = ([t for r in served if (t := of(r)) is not None] for of in (ttft_s, tpot_s))
-    return percentile(ttft, 95), percentile(tpot, 95)
 
 
 def row(case: Case, measured: Measurement) -> str:

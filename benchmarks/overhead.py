@@ -29,7 +29,7 @@ from tuner.engine.pool import FixedPool
 from tuner.engine.protocol import MeasurePlan, Progress
 from tuner.ledger import History, TrialRecord
 from tuner.opening import opened
-from tuner.proposer import Proposal
+from tuner.proposal import Proposal
 from tuner.study import StudyRun
 from tuner.study_file import read
 from tuner.workload.model import Workload

@@ -25,7 +25,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from search_bench import ours, play, results, searchers, twin_problems
+from search_bench import ours, play, results, searchers, table_twin, twin_problems
 from search_bench.ours import PARTS, Tuner
 from search_bench.problem import Problem
 from search_bench.report import figure, tables
@@ -53,9 +53,10 @@ LISTED: dict[str, Callable[[Problem, int], Searcher]] = {
 ORDER = (
     "tuner", "tuner-no-twin", "random", "sobol", "grid", "tpe-tuned", "tpe-default", "nsga2", "tpe-tuned-gated",
     "sobol-gated", "random-gated", "tuner-no-gate", "tuner-alone", "tuner-no-recipes", "tuner-no-design",
-    "tuner-no-ordinal", "tuner-no-log", "gp-optuna", "gp-optuna-gated",
+    "tuner-no-ordinal", "tuner-no-log", "tuner-no-twin-no-recipes", "tuner-no-twin-no-design",
+    "gp-optuna", "gp-optuna-gated",
 )  # fmt: skip
-ALIKE = {"tuner-no-twin", "tuner-no-gate", "tuner-no-recipes", "tuner-alone"}
+ALIKE = {"tuner-no-twin", "tuner-no-gate", "tuner-no-recipes", "tuner-no-twin-no-recipes", "tuner-alone"}
 """The same as `tuner` where nothing is known."""
 IN_PARALLEL = ("tuner", "tpe-tuned-gated", "tpe-tuned")
 ACTORS = (1, 4, 16)
@@ -88,7 +89,7 @@ def searcher_named(name: str, problem: Problem, seed: int, *, on_disk: bool = Fa
 
 
 @lru_cache(maxsize=8)
-def _code(own: bool) -> str:
+def _code(own: bool, calibrates: bool) -> str:
     top = Path(__file__).parents[1]
     tuner = top / "tuner"
     shared = [Path(play.__file__), Path(searchers.__file__), tuner / "design.py", tuner / "gate.py"]
@@ -96,12 +97,14 @@ def _code(own: bool) -> str:
         own_code = ("proposer.py", "chooser.py", "guidance.py", "told.py")
         shared += [Path(ours.__file__), *(tuner / name for name in own_code), *(tuner / "search").glob("*.py")]
         shared.append(top / "objectives" / "pareto.py")
+        if calibrates:
+            shared += [Path(table_twin.__file__), tuner / "calibration.py", *(tuner / "engine" / "twin").glob("*.py")]
     return results.code_version(shared)
 
 
 def version_of(unit: Unit) -> str:
     """Return what a run's result hangs on: its searcher's code and its problem's data."""
-    return f"{_code(unit.searcher in PARTS)}-{problem_named(unit.problem).version}"
+    return f"{_code(unit.searcher in PARTS, unit.problem == Table.name)}-{problem_named(unit.problem).version}"
 
 
 def units(arguments: argparse.Namespace) -> Iterator[Unit]:
@@ -110,7 +113,7 @@ def units(arguments: argparse.Namespace) -> Iterator[Unit]:
         for searcher in arguments.searcher:
             if problem in BLIND and (searcher in ALIKE or searcher.endswith("-gated")):
                 continue
-            if (problem, searcher) == ("cpu-table", "tuner-no-recipes"):
+            if problem == "cpu-table" and searcher.endswith("-no-recipes"):
                 continue  # it has none
             for actors in arguments.actors:
                 if actors == 1 or (searcher in IN_PARALLEL and seed < arguments.seeds):

@@ -12,7 +12,8 @@ from tuner.config import EngineConfig
 from tuner.drift import INTERFERENCE, beside_was_measured
 from tuner.ledger import History, TrialRecord, TrialState
 from tuner.night import NOT_A_CANDIDATE, is_open
-from tuner.proposer import Proposal, Proposer
+from tuner.proposal import Proposal
+from tuner.proposer import Proposer
 from tuner.spec import Noise
 from tuner.view import Objective, view
 

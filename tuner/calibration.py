@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tuner import __version__, artifacts
 from tuner.artifacts import write_json
@@ -28,6 +28,8 @@ from tuner.ledger import History, TrialRecord, TrialState
 from tuner.study_file import StudyFile
 from tuner.study_folder import StudyFolder
 from tuner.workload.model import Workload
+
+_T = TypeVar("_T")
 
 FILE = "calibration.json"
 MOST_TRIALS = 16
@@ -213,9 +215,13 @@ def usable(history: History, twin: TwinEngine) -> list[TrialRecord]:
     over the study, the first and the latest among them.
     """
     latest = {t.config.key(): t for t in measured_trials(history, twin)}
-    trials = sorted(latest.values(), key=lambda t: t.number)
+    return evenly(sorted(latest.values(), key=lambda t: t.number))
+
+
+def evenly(trials: Sequence[_T]) -> list[_T]:
+    """Choose `MOST_TRIALS` of trials at even distances, the first and the last among them; of fewer, all."""
     if len(trials) <= MOST_TRIALS:
-        return trials
+        return list(trials)
     return [trials[round(i * (len(trials) - 1) / (MOST_TRIALS - 1))] for i in range(MOST_TRIALS)]
 
 

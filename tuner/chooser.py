@@ -17,8 +17,9 @@ from tuner.search.suggest import Past, Suggestion, suggest
 from tuner.space import Space, Value
 from tuner.spec import Search
 
-GAIN, FOLLOWS = "gain", "follows_twin"
-"""Attributes of a choice: by how much the front is expected to grow, and whether predictions had a say."""
+GAIN, NOISE, FOLLOWS = "gain", "gain_noise", "follows_twin"
+"""Attributes of a choice: by how much the front is expected to grow, how much the noise of one measurement of each of
+its members changes it, and whether predictions had a say."""
 PATIENCE = 3
 """So many choices in a row that promise too little end a search, and so many looks that find nothing to choose."""
 MOST_DESIGN_POINTS = 256
@@ -121,7 +122,9 @@ class Chooser:
             found = self._suggested(past, seed, guide, followed=followed)
             if found is not None:
                 self._in_vain = 0
-                return Choice("sampler", found.changes, {GAIN: found.gain, FOLLOWS: found.follows_guide})
+                return Choice(
+                    "sampler", found.changes, {GAIN: found.gain, NOISE: found.noise, FOLLOWS: found.follows_guide}
+                )
         point = self._design_point(past)
         self._in_vain = self._in_vain + 1 if point is None else 0
         return None if point is None else Choice("design", point)
@@ -170,13 +173,13 @@ class Chooser:
         if self._guidance is not None:
             self._guidance.rest(now=now)
 
-    def end(self, gains: Sequence[float], under_way: int = 0) -> SearchEnd | None:
+    def end(self, gains: Sequence[tuple[float, float]], under_way: int = 0) -> SearchEnd | None:
         """Say why nothing more is to be tried, or worth it; `None` while something is.
 
         Parameters
         ----------
         gains:
-            What the choices of the model promised whose trials are over, in order.
+            What the choices of the model promised whose trials are over, and what noise alone did then, in order.
         under_way:
             How many are not: they were chosen without knowing what came of each other, and are as many reasons to wait.
         """
@@ -186,11 +189,15 @@ class Chooser:
             )
         patience, limit = max(PATIENCE, under_way), self._search.stop_when_gain_below
         latest = gains[-patience:]
-        if limit is None or len(latest) < patience or max(latest) >= limit:
+        if limit is None or len(latest) < patience:
             return None
+        if any(gain >= (noise if limit == "noise" else limit) for gain, noise in latest):
+            return None
+        gain, noise = latest[-1]
+        than = f"the noise of one measurement changes it ({noise:.2%})" if limit == "noise" else f"{limit:.2%}"
         text = (
-            f"the last {patience} proposals were each expected to grow the hypervolume by less than {limit:.2%}, the "
-            f"latest by {latest[-1]:.3%} (search.stop_when_gain_below)"
+            f"the last {patience} proposals were each expected to grow the hypervolume by less than {than}, the "
+            f"latest by {gain:.3%} (search.stop_when_gain_below)"
         )
         return SearchEnd("converged", text)
 

@@ -16,7 +16,7 @@ from objectives.measurement import Failure, FailureKind, Measurement
 from tuner.engine.protocol import EnginePool, MeasurePlan, Seat
 from tuner.gate import Admitted
 from tuner.ledger import Attempt, TrialRecord
-from tuner.proposer import Proposal
+from tuner.proposal import Proposal
 from tuner.workload.model import Workload
 
 ATTEMPTS = 2

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from objectives.measurement import FailureKind
 from tuner.ledger import History, TrialRecord, TrialState
-from tuner.proposer import Proposal
+from tuner.proposal import Proposal
 from tuner.report.table import Row, front_rows
 from tuner.report.words import percent
 from tuner.secrets import mask, mask_tree, secret_values

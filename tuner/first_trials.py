@@ -54,7 +54,7 @@ def queue_first_trials(
     """
     known = proposer.sources()
     if "reference" not in known:
-        proposer.enqueue("reference", {}, place)
+        proposer.enqueue("reference", {}, place, at_once=True)
     for name in file.spec.recipes:
         changes = recipe_changes(file, workload, name)
         if isinstance(changes, Skipped):

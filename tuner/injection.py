@@ -49,7 +49,8 @@ def inject(study: str, texts: Sequence[str]) -> str:
     proposer = proposer_of(file, folder)
     if changes in proposer.queued():
         return "this configuration is queued already; nothing was queued"
-    teaches = proposer.enqueue(OPERATOR, changes, _checked(file, wanted, folder.path / "try.log"))
+    place = _checked(file, wanted, folder.path / "try.log")
+    teaches = proposer.enqueue(OPERATOR, changes, place, at_once=True)
     when = "next by the run that is going on" if folder.is_running() else f"first by `tuner run {file.spec.study}`"
     learns = "" if teaches else "; the space has no place for it, so that it is shown and the search learns nothing"
     return f"{_words(changes)} will be tried {when}{learns}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.ledger import History, TrialRecord
-from tuner.proposer import Proposal
+from tuner.proposal import Proposal
 from tuner.secrets import mask_tree, secret_values
 
 NAME = "log.jsonl"

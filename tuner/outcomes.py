@@ -14,7 +14,7 @@ from tuner.config import EngineConfig
 from tuner.gate import Admitted, NotAdmitted
 from tuner.judge import judge
 from tuner.ledger import TrialRecord, TrialState
-from tuner.proposer import Proposal
+from tuner.proposal import Proposal
 from tuner.study_file import StudyFile
 from tuner.workload.model import Workload
 

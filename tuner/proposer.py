@@ -14,11 +14,11 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tuner.chooser import FOLLOWS, GAIN, Choice, Chooser, Foresight, SearchEnd, seed_of
+from tuner.chooser import FOLLOWS, GAIN, NOISE, Choice, Chooser, Foresight, seed_of
 from tuner.errors import StoreError
+from tuner.proposal import Proposal, Standing, Told, attributes_of, proposal_of
 from tuner.search.border import Admits
 from tuner.search.encoding import MOST_WHOLE_NUMBERS, decode, encode
 from tuner.search.suggest import Past
@@ -29,59 +29,9 @@ from tuner.told import BESIDE, CENSORED, LEARNED, STARTS, modelled, past_of
 if TYPE_CHECKING:
     import optuna
 
+_AT_ONCE = "at_once"
 LOCKED_S = 120.0
 """So long another process may hold the storage: a backup of a large one takes a minute."""
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """What to try next.
-
-    Parameters
-    ----------
-    number:
-        Of the trial, in Optuna and in the ledger alike.
-    changes:
-        What the trial sets beyond the study's fixed arguments; also arguments that are not searched.
-    in_space:
-        Whether it is one of the space's configurations, so that Optuna can be told what it shows.
-    repeats:
-        Number of the trial that it measures again; `None` for a configuration of its own.
-    """
-
-    number: int
-    source: str
-    changes: Mapping[str, Value]
-    in_space: bool
-    repeats: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a study stands in Optuna's store.
-
-    Parameters
-    ----------
-    open:
-        Trials that were asked for and never told.
-    queued:
-        Sources of what is queued and was not proposed yet.
-    end:
-        Why nothing more is to be tried, or worth it; `None` while something is.
-    """
-
-    open: tuple[Proposal, ...]
-    queued: tuple[str, ...]
-    end: SearchEnd | None
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What Optuna knows of one trial: its state in Optuna's words, its values, its violation of `starts`."""
-
-    state: str
-    values: tuple[float, ...]
-    violation: float | None
 
 
 class Proposer:
@@ -142,7 +92,14 @@ class Proposer:
             load_if_exists=True,
         )
 
-    def enqueue(self, source: str, changes: Mapping[str, Value], place: Mapping[str, Value] | None = None) -> bool:
+    def enqueue(
+        self,
+        source: str,
+        changes: Mapping[str, Value],
+        place: Mapping[str, Value] | None = None,
+        *,
+        at_once: bool = False,
+    ) -> bool:
         """Queue a configuration to be proposed before anything else, in order; return whether it teaches anything.
 
         That is so where it is one of the space's, or lies beside it: between two values of a parameter, or beyond them.
@@ -151,17 +108,21 @@ class Proposer:
         ----------
         place:
             What vLLM sets where `changes` does not: coordinates in the space, and what does not change a thing.
+        at_once:
+            Before what was queued without it.
         """
         where = {**(place or {}), **changes}
         coordinates = {name: where[name] for name in self._space if name in where}
         in_space = all(name in where and self._space[name].contains(where[name]) for name in self._space)
         in_space = in_space and all(name in self._space for name in changes)
         fixed = {name: encode(self._space[name], where[name]) for name in self._space} if in_space else {}
-        described = _attributes(source, changes, in_space=in_space)
+        described = attributes_of(source, changes, in_space=in_space)
         more = [name for name in changes if name not in self._space and changes[name] != (place or {}).get(name)]
         is_beside = not in_space and not more and self._chooser.coordinates.place(coordinates) is not None
         if is_beside:
             described[BESIDE] = json.dumps(coordinates)
+        if at_once:
+            described[_AT_ONCE] = True
         self._study.enqueue_trial(fixed, user_attrs=described)
         return in_space or is_beside
 
@@ -171,7 +132,7 @@ class Proposer:
         Nothing of it is told to the sampler.
         """
         with self._lock:
-            proposal = self._begun({}, {**_attributes(source, changes, in_space=False), "repeats": repeats})
+            proposal = self._begun({}, {**attributes_of(source, changes, in_space=False), "repeats": repeats})
             self._look_ahead()
             return proposal
 
@@ -194,11 +155,11 @@ class Proposer:
         """Return where the study stands, in one look at the store: each costs as much as there are trials under way."""
         trials = self._study.get_trials(deepcopy=False)
         under_way = _open(trials)
-        gains = [t.user_attrs[GAIN] for t in trials if GAIN in t.user_attrs and t.state.is_finished()]
+        over = [t.user_attrs for t in trials if GAIN in t.user_attrs and t.state.is_finished()]
         return Standing(
             open=tuple(under_way),
             queued=tuple(t.user_attrs.get("source", "") for t in trials if t.state.name == "WAITING"),
-            end=self._chooser.end(gains, len(under_way)),
+            end=self._chooser.end([(told[GAIN], told.get(NOISE, 0.0)) for told in over], len(under_way)),
         )
 
     def ask(self, *, explore: bool = False) -> Proposal:
@@ -209,12 +170,13 @@ class Proposer:
         """
         with self._lock:
             history = self._study.get_trials(deepcopy=False)
-            waiting = next((t for t in history if t.state.name == "WAITING"), None)
+            queue = [t for t in history if t.state.name == "WAITING"]
+            waiting = min(queue, key=lambda t: (_AT_ONCE not in t.user_attrs, t.number), default=None)
             choice = self._choice(history) if waiting is None else None
             if choice is None:
                 proposal = self._drawn(history, waiting, explore=explore)
             else:
-                described = _attributes(choice.source, choice.changes, in_space=True)
+                described = attributes_of(choice.source, choice.changes, in_space=True)
                 proposal = self._begun(choice.changes, {**described, **choice.attributes})
             self._look_ahead()
             return proposal
@@ -232,17 +194,25 @@ class Proposer:
         explore: bool,
     ) -> Proposal:
         """Have Optuna begin what waits, or what its sampler draws."""
-        in_space = waiting is None or bool(waiting.user_attrs["in_space"])
+        import optuna
+
         sampler = self._search.sampler if waiting is None and not explore else "random"
         self._study.sampler = _sampler(sampler, seed_of(self._search.seed, len(history)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # which values lie outside a range
-            trial = self._study.ask(fixed_distributions=self._distributions if in_space else None)
+            if waiting is None:
+                trial = self._study.ask(fixed_distributions=self._distributions)
+            else:  # `Study.ask` would begin what waits longest
+                running = optuna.trial.TrialState.RUNNING
+                self._study._storage.set_trial_state_values(waiting._trial_id, state=running)
+                trial = optuna.Trial(self._study, waiting._trial_id)
+                for name, distribution in self._distributions.items() if waiting.user_attrs["in_space"] else ():
+                    trial._suggest(name, distribution)
         if waiting is None:
             changes = {n: decode(self._space[n], v) for n, v in trial.params.items()}
-            for key, value in _attributes("sampler", changes, in_space=True).items():
+            for key, value in attributes_of("sampler", changes, in_space=True).items():
                 trial.set_user_attr(key, value)
-        return _proposal(trial)
+        return proposal_of(trial.number, trial.user_attrs)
 
     def _begun(self, place: Mapping[str, Value], attributes: Mapping[str, object]) -> Proposal:
         """Begin a trial at a place of the space, or at none: in one transaction, where queueing takes many."""
@@ -256,7 +226,7 @@ class Proposer:
         )
         storage = self._study._storage  # `Study.add_trial` does not say which number it has given
         number = storage.get_trial_number_from_id(storage.create_new_trial(self._study._study_id, trial))
-        return _proposal_of(number, attributes)
+        return proposal_of(number, attributes)
 
     def _choice(self, history: Sequence[optuna.trial.FrozenTrial]) -> Choice | None:
         followed = next((t.user_attrs[FOLLOWS] for t in reversed(history) if FOLLOWS in t.user_attrs), True)
@@ -344,14 +314,9 @@ class Proposer:
             self.tell_unusable(number)
             return
         for name, violation in signed.items():
-            self._constrain(trial, name, violation)
+            if name not in trial.constraints:
+                optuna.Trial(self._study, trial._trial_id).set_constraint(name, violation)
         self._study.tell(number, values)
-
-    def _constrain(self, trial: optuna.trial.FrozenTrial, name: str, violation: float) -> None:
-        import optuna
-
-        if name not in trial.constraints:
-            optuna.Trial(self._study, trial._trial_id).set_constraint(name, violation)
 
     def told(self) -> dict[int, Told]:
         """What Optuna knows of every trial, by number."""
@@ -405,21 +370,8 @@ def storage_faults(place: str) -> Iterator[None]:
 
 
 def _open(trials: Sequence[optuna.trial.FrozenTrial]) -> list[Proposal]:
-    return [_proposal(t) for t in trials if t.state.name == "RUNNING" and "source" in t.user_attrs]
-
-
-def _proposal(trial: optuna.Trial | optuna.trial.FrozenTrial) -> Proposal:
-    return _proposal_of(trial.number, trial.user_attrs)
-
-
-def _attributes(source: str, changes: Mapping[str, Value], *, in_space: bool) -> dict[str, Any]:
-    """Return the attributes that say what a trial is."""
-    return {"source": source, "changes": json.dumps(dict(changes)), "in_space": in_space}
-
-
-def _proposal_of(number: int, attributes: Mapping[str, Any]) -> Proposal:
-    changes = json.loads(attributes["changes"])
-    return Proposal(number, attributes["source"], changes, bool(attributes["in_space"]), attributes.get("repeats"))
+    begun = [t for t in trials if t.state.name == "RUNNING" and "source" in t.user_attrs]
+    return [proposal_of(t.number, t.user_attrs) for t in begun]
 
 
 def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:

@@ -6,7 +6,7 @@ import os
 from typing import Protocol
 
 from tuner.ledger import History, TrialRecord
-from tuner.proposer import Proposal
+from tuner.proposal import Proposal
 from tuner.study import Listener
 from tuner.study_file import StudyFile
 

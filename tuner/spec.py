@@ -166,13 +166,12 @@ class Search(Section):
         description="Whether the twin's predictions guide `gp`, where the model's config.json and the device are "
         "known. It learns how measured values differ from them, and goes without where that tells trials better.",
     )
-    stop_when_gain_below: float | None = Field(
+    stop_when_gain_below: Annotated[float, Field(gt=0, lt=1)] | Literal["noise"] | None = Field(
         default=None,
-        gt=0,
-        lt=1,
         description="End the study when three proposals in a row are expected to grow the front's hypervolume by less "
-        "than this share (on a logarithmic scale of times); left out: never. On a made-up problem with 5% noise, ten "
-        "more trials brought 2% where it was 0.01, and 1% where it was 0.004.",
+        "than this share (on a logarithmic scale of times), or with `noise` by less than the noise of one measurement "
+        "of each member of the front changes it; left out: never. On a made-up problem with 5% noise, ten more trials "
+        "brought 2% where it was 0.01, and 1% where it was 0.004.",
     )
     startup_trials: int = Field(
         default=4,

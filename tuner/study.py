@@ -32,7 +32,8 @@ from tuner.ledger import Attempt, History, Ledger, StudyNote, TrialLine, TrialRe
 from tuner.night import OPERATOR, Deadline, Step, is_open, next_step, outlook
 from tuner.pace import Pace, saving
 from tuner.probe import probes_alike
-from tuner.proposer import Proposal, Proposer, Standing
+from tuner.proposal import Proposal, Standing
+from tuner.proposer import Proposer
 from tuner.run_plan import bars_of, limits_of, measure_plan
 from tuner.study_file import StudyFile
 from tuner.study_folder import StudyFolder
@@ -187,13 +188,9 @@ class StudyRun:
     def _under_way(self) -> list[TrialRecord]:
         return [job.record for job in self._jobs()]
 
-    def _busy(self) -> set[int]:
-        """Numbers of the trials that are open and not to be begun now."""
-        return {record.number for record in self._under_way()} | self._held.keys()
-
     def _interrupted(self, standing: Standing) -> list[Proposal]:
         """Trials that were begun and are neither over nor busy now."""
-        busy = self._busy()
+        busy = {record.number for record in self._under_way()} | self._held.keys()
         return [p for p in standing.open if p.number not in busy]
 
     def _reference_is_under_way(self) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from objectives.memory import UNKNOWN_SHORTAGE
 from tuner.ledger import TrialRecord, TrialState
-from tuner.proposer import Proposal, Proposer
+from tuner.proposal import Proposal
+from tuner.proposer import Proposer
 from tuner.view import Objective
 
 

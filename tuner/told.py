@@ -68,6 +68,7 @@ def past_of(
     told = [t for t in inside if t.state.name == "COMPLETE" and CENSORED not in t.user_attrs]
     learned = [t for t in beside if LEARNED in t.user_attrs and CENSORED not in t.user_attrs]
     running = [t for t in (*inside, *beside) if t.state.name == "RUNNING"]
+    off = [*learned, *(t for t in running if BESIDE in t.user_attrs)]
     objectives, nothing = len(logarithmic), [math.nan] * len(logarithmic)
 
     def places(trials: Sequence[StoredTrial]) -> Array:
@@ -94,10 +95,7 @@ def past_of(
         closed=places([t for t in inside if t.state.name == "FAIL"]),
         censored=places(ended),
         bounds=_rows([_values(t) for t in ended], objectives),
-        beside={
-            keys(places([t]))[0]: json.loads(t.user_attrs["changes"])
-            for t in (*learned, *(t for t in running if BESIDE in t.user_attrs))
-        },
+        beside=dict(zip(keys(places(off)), (json.loads(t.user_attrs["changes"]) for t in off), strict=True)),
     )
 
 

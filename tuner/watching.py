@@ -17,7 +17,7 @@ from tuner.ledger import History, TrialRecord
 from tuner.log_cap import cap_logs
 from tuner.night import Deadline
 from tuner.notify import notify
-from tuner.proposer import Proposal
+from tuner.proposal import Proposal
 from tuner.run_plan import limits_of
 from tuner.status import note_run, summary
 from tuner.study import Ending, Listener

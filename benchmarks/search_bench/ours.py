@@ -17,7 +17,8 @@ from tuner.chooser import Foresight
 from tuner.gate import Admitted, NotAdmitted
 from tuner.guidance import Predict
 from tuner.ledger import History
-from tuner.proposer import Proposal, Proposer
+from tuner.proposal import Proposal
+from tuner.proposer import Proposer
 from tuner.space import Parameter, Space, in_order
 from tuner.spec import Search
 from tuner.study import INSISTS, REFUSALS_IN_A_ROW
@@ -46,6 +47,8 @@ PARTS: Mapping[str, Parts] = {
     "tuner-no-ordinal": Parts(ordinal=False),
     "tuner-no-recipes": Parts(recipes=False),
     "tuner-no-design": Parts(startup=1),
+    "tuner-no-twin-no-recipes": Parts(twin=False, recipes=False),
+    "tuner-no-twin-no-design": Parts(twin=False, startup=1),
     "tuner-alone": Parts(twin=False, gate=False, recipes=False),
 }
 
@@ -83,8 +86,8 @@ class Tuner:
             constraints=[],
             objectives=[(parts.log, 1)] * 2,
             admits=self._admits,
-            foresight=Foresight(self._naming.predictions(knowledge.predict), ahead, knowledge.effort)
-            if knowledge.predict
+            foresight=Foresight(self._naming.predictions(knowledge.predictor(history)), ahead, knowledge.effort)
+            if knowledge.predictor
             else None,
         )
         for source, changes in (("reference", problem.default), *knowledge.first):
@@ -131,12 +134,12 @@ class Tuner:
         """Tell the proposer, and the gate what came of what it would have refused."""
         self._known[self._keys.pop(suggestion.number)] = outcome
         self._told(self._proposals.pop(suggestion.number), outcome)
+        self._records.append(record(len(self._records), self._base, suggestion.changes, outcome.truth))
         if self._gate is None:
             return
         verdict = self._gate.check(self._base.with_args(suggestion.changes))
         if isinstance(verdict, Admitted) and verdict.predicted_failure is not None:
             self._gate.proven(right=outcome.values is None)
-        self._records.append(record(len(self._records), self._base, suggestion.changes, outcome.truth))
 
     def _told(self, proposal: Proposal, outcome: Outcome) -> None:
         if outcome.values is None:
@@ -149,7 +152,7 @@ def _without(knowledge: Knowledge, parts: Parts) -> Knowledge:
     return replace(
         knowledge,
         gate=knowledge.gate if parts.gate else None,
-        predict=knowledge.predict if parts.twin else None,
+        predictor=knowledge.predictor if parts.twin else None,
         first=[f for f in knowledge.first if parts.recipes or not f[0].startswith("recipe:")],
     )
 

@@ -46,8 +46,6 @@ class Truth:
     kv_gib: float | None = None
 
 
-CALIBRATED_ON = 3
-"""So many measured trials calibrate a problem's twin; before, it is the one of the catalogue, if there is one."""
 Predictor = Callable[[Changes, int], Values | None]
 """A twin's prediction of the objectives of a configuration, on so many measured trials; infinite where no engine would
 run, `None` where it predicts nothing."""
@@ -63,19 +61,19 @@ class Knowledge:
         What every trial starts with.
     gate:
         Made from the trials so far: refuses without an engine. `None` where nothing is known of the memory.
-    predict:
-        The twin; `None` where there is none.
+    predictor:
+        The twin, made from the trials so far; `None` where there is none.
     effort:
         How often the twin is asked, as the tuner would on such a machine.
     first:
-        (source, changes) of the trials after vLLM's defaults: recipes, and what calibrates the twin.
+        (source, changes) of the trials after vLLM's defaults: recipes.
     effective:
         What vLLM sets beyond the space.
     """
 
     base: EngineConfig
     gate: Callable[[Callable[[], History]], Gate] | None = None
-    predict: Predictor | None = None
+    predictor: Callable[[Callable[[], History]], Predictor] | None = None
     effort: Effort = THOROUGH
     first: Sequence[tuple[str, Changes]] = ()
     effective: Changes = field(default_factory=dict)
@@ -88,11 +86,14 @@ class Problem(Protocol):
     title: str
     space: Space
     default: Changes
-    noise: float
     version: str
 
     def truth(self, changes: Changes) -> Truth:
         """Return what a configuration is worth; also for values outside the space, as recipes have them."""
+        ...
+
+    def noise(self, generator: np.random.Generator) -> Values:
+        """Draw the factors by which one measurement differs from the truth."""
         ...
 
     def note(self, changes: Changes) -> None:
@@ -122,8 +123,14 @@ def measured(problem: Problem, truth: Truth, changes: Changes, seed: int) -> Val
     if truth.values is None:
         return None
     digest = hashlib.sha256(f"{problem.name} {seed} {key_of(changes)}".encode()).digest()
-    factors = np.exp(problem.noise * np.random.default_rng(int.from_bytes(digest[:8], "little")).standard_normal(2))
-    return (truth.values[0] * float(factors[0]), truth.values[1] * float(factors[1]))
+    ttft, tpot = problem.noise(np.random.default_rng(int.from_bytes(digest[:8], "little")))
+    return (truth.values[0] * ttft, truth.values[1] * tpot)
+
+
+def lognormal(deviation: float, generator: np.random.Generator) -> Values:
+    """Draw two factors whose logarithms are normal."""
+    ttft, tpot = np.exp(deviation * generator.standard_normal(2))
+    return float(ttft), float(tpot)
 
 
 def front_of(points: Sequence[Values]) -> list[int]:

@@ -47,6 +47,8 @@ NAMES = {
     "tuner-no-ordinal": "tuner without order of choices",
     "tuner-no-recipes": "tuner without recipes",
     "tuner-no-design": "tuner without design",
+    "tuner-no-twin-no-recipes": "tuner without twin, without recipes",
+    "tuner-no-twin-no-design": "tuner without twin, without design",
 }
 MAIN = [n for n in NAMES if not n.startswith("tuner-no-")] + ["tuner-no-twin"]
 DRAWN = ("random", "sobol", "grid", "nsga2", "tpe-default", "tpe-tuned", "gp-optuna", "tuner-no-twin", "tuner")
@@ -136,8 +138,9 @@ def _ablation(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> s
     lines = [
         "### One part left out",
         "",
-        "Share of the best known hypervolume at 20 / 40 trials; in brackets the difference at 20 to the whole, over "
-        "the same seeds. Runs of an earlier state of the search are left out.",
+        "Share of the best known hypervolume at 20 / 40 trials; in brackets the difference at 20 to the whole (of "
+        "those without twin and more, to the one without twin), over the same seeds. Runs of an earlier state of the "
+        "search are left out.",
         "",
         "| search | " + " | ".join(p.title for p in problems) + " |",
         "|---|" + "---|" * len(problems),
@@ -151,7 +154,8 @@ def _ablation(problems: Sequence[Problem], is_stale: Callable[[Run], bool]) -> s
 def _ablated(problem: Problem, name: str, is_stale: Callable[[Run], bool]) -> str:
     runs = _alone(problem)
     mine = {r.seed: _curves(problem)[id(r)] for r in runs.get(name, []) if not is_stale(r)}
-    whole = {r.seed: _curves(problem)[id(r)] for r in runs.get("tuner", []) if not is_stale(r)}
+    against = "tuner-no-twin" if name.startswith("tuner-no-twin-") else "tuner"
+    whole = {r.seed: _curves(problem)[id(r)] for r in runs.get(against, []) if not is_stale(r)}
     seeds = sorted(mine.keys() & whole.keys())
     if not seeds:
         return "–"

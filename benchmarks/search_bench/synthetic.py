@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from search_bench.cache import Cache
-from search_bench.problem import Changes, Knowledge, Truth, Values, corner_of, front_of, parameter
+from search_bench.problem import Changes, Knowledge, Truth, Values, corner_of, front_of, lognormal, parameter
 from tuner.config import EngineConfig
 from tuner.design import design_points
 
@@ -54,7 +54,6 @@ class Synthetic:
     title = "(d) synthetic, hidden out-of-memory"
     space = SPACE
     default = DEFAULT
-    noise = 0.05
     version = "1"
 
     def truth(self, changes: Changes) -> Truth:
@@ -63,6 +62,10 @@ class Synthetic:
         if violation > 0:
             return Truth(None, violation, REFUSED_S)
         return Truth(_values(changes), violation, TRIAL_S)
+
+    def noise(self, generator: np.random.Generator) -> Values:
+        """Draw a measurement's noise."""
+        return lognormal(0.05, generator)
 
     def note(self, changes: Changes) -> None:
         """Everything is known already."""

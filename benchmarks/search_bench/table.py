@@ -2,11 +2,10 @@
 
 The table is a snapshot of what the campaign has measured: raw p95 values, the speed of the machine at that time (the
 measured probe over the probe that the calibrated twin expects of the same configuration), and the values divided by it.
-What was measured more than once, as the front was, is worth the mean.
+What was measured more than once, as the front was, is worth the mean; by how much such measurements differ from their
+mean is the noise of a run, drawn from them.
 
-While the grid is not whole, a configuration that was not measured is worth what the measured one nearest to it is, in
-steps of the ordered parameters as shares of their ranges; the best known is the front of the measured ones. Two sizes
-of the KV cache are too small to start (180 MiB are needed) and were not measured: they are the infeasible half.
+Two sizes of the KV cache are too small to start (180 MiB are needed) and were not measured: the infeasible half.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from typing import Any
 import numpy as np
 import yaml
 
-from search_bench.problem import CALIBRATED_ON, Changes, Knowledge, Predictor, Truth, Values, corner_of, parameter
+from search_bench.problem import Changes, Knowledge, Truth, Values, corner_of, parameter
+from search_bench.table_twin import Cell, TableTwin, figures
 from tuner.artifacts import load, write_json
-from tuner.design import design_points
 from tuner.gate import Gate
 from tuner.ledger import History
 from tuner.opening import base_config, build_workload, machine_of, memory_predictor
 from tuner.search.guide import BRIEF
-from tuner.study_file import StudyFile, read
+from tuner.study_file import StudyFile, parse, read
 
 ROOT = Path(__file__).parents[2]
 MEASURED = Path(__file__).parents[1] / "data" / "cpu_table" / "quickstart"
@@ -48,17 +47,8 @@ NEEDED_MIB = 180.0
 """KV cache of one request of max_model_len = 8192 tokens: 22.5 KiB a token of 30 layers, 3 heads of 64, bfloat16."""
 START_S, STOP_S, REFUSED_S = 22.0, 5.0, 17.0
 """Seen in the campaign; a start that ends at the KV cache has loaded the model and not warmed up."""
-NOISE_UNTIL_REPEATED = 0.05
-
-
-def calibrating() -> list[Changes]:
-    """Return what is measured after the default and calibrates the twin with it: the first of an even design that fit.
-
-    The same in every run, so that all runs ask the same twin.
-    """
-    points = design_points({name: parameter(values) for name, values in SPACE.items()}, 16, 0)
-    fit = [point for point in points if point["kv_cache_memory_bytes"] >= NEEDED_MIB * MIB]
-    return fit[: CALIBRATED_ON - 1]
+SPEEDS_FROM = 24
+"""So many configurations calibrate the twin that says what the speed probe of each should take."""
 
 
 class Table:
@@ -68,12 +58,11 @@ class Table:
     title = "(a) real CPU engine, table"
 
     def __init__(self) -> None:
-        self._kept: dict[str, Any] = json.loads(SNAPSHOT.read_text())
+        kept: dict[str, Any] = json.loads(SNAPSHOT.read_text())
         self.version = hashlib.sha256(SNAPSHOT.read_bytes()).hexdigest()[:8]
         self.default: Changes = DEFAULT
-        self.noise: float = self._kept["noise"]
-        self._rows: list[dict[str, Any]] = self._kept["configurations"]
-        self._places = np.array([_place(row["args"]) for row in self._rows])
+        self._rows: dict[Cell, dict[str, Any]] = {_cell(row["args"]): row for row in kept["configurations"]}
+        self._deviations = _deviations(kept["measurements"])
 
     @cached_property
     def file(self) -> StudyFile:
@@ -82,8 +71,7 @@ class Table:
         document |= {"study": self.name, "space": SPACE, "recipes": []}
         document["model"] = "../../../models/smollm2-135m-instruct"
         path = SNAPSHOT.with_name(f"{self.name}.yaml")
-        path.write_text(yaml.safe_dump(document, sort_keys=False))
-        return read(path)
+        return StudyFile(path, parse(document, path))
 
     @cached_property
     def space(self) -> Any:
@@ -91,63 +79,52 @@ class Table:
         return {name: parameter(values) for name, values in SPACE.items()}
 
     def truth(self, changes: Changes) -> Truth:
-        """Look a configuration up, or its nearest neighbour."""
+        """Look a configuration up."""
         pool_mib = changes["kv_cache_memory_bytes"] / MIB
         if pool_mib < NEEDED_MIB:
             return Truth(None, NEEDED_MIB / pool_mib - 1, REFUSED_S)
-        row = self._rows[self._nearest(changes)]
+        row = self._rows[_cell(changes)]
         trial_s = START_S + row["duration_s"] / row["speed"] + STOP_S
         return Truth((row["ttft_s"], row["tpot_s"]), NEEDED_MIB / pool_mib - 1, trial_s)
 
-    def _nearest(self, changes: Changes) -> int:
-        return int(np.argmin(np.abs(self._places - _place(changes)).sum(axis=1).round(9)))
+    def noise(self, generator: np.random.Generator) -> Values:
+        """Draw by how much one of the repeated measurements differed from the mean of its configuration."""
+        ttft, tpot = np.exp(generator.choice(self._deviations))
+        return float(ttft), float(tpot)
 
     def note(self, changes: Changes) -> None:
         """Everything is known already."""
 
     def knowledge(self) -> Knowledge:
-        """Return the memory model as a gate, and the calibrated twin."""
-        base = base_config(self.file)
-        first = [("calibration", c) for c in calibrating()]
-        return Knowledge(base, self._gate, self._predictor(), BRIEF, first)
+        """Return the memory model as a gate, and the twin that a run calibrates."""
+        return Knowledge(base_config(self.file), self._gate, self._twin.predictor, BRIEF)
 
     def _gate(self, history: Callable[[], History]) -> Gate:
         predict = memory_predictor(self.file, machine_of(self.file), history)
         return Gate(None, predict, longest_tokens=3532, memory="verify")
 
-    def _predictor(self) -> Predictor:
-        predicted = {tuple(args): values for args, values in self._kept["predicted"]}
-
-        def predict(changes: Changes, basis: int) -> Values | None:
-            values = predicted.get(tuple(_canonical(changes).values()))
-            return None if values is None or basis < CALIBRATED_ON else (values[0], values[1])
-
-        return predict
+    @cached_property
+    def _twin(self) -> TableTwin:
+        firsts = {_cell(args): path for path, args, again in _folders() if not again}
+        return TableTwin(self.file, firsts, _cell)
 
     def known_points(self) -> list[Values]:
         """Return everything that was measured."""
-        return [(row["ttft_s"], row["tpot_s"]) for row in self._rows]
+        return [(row["ttft_s"], row["tpot_s"]) for row in self._rows.values()]
 
     def corner(self) -> Values:
         """Return the reference point."""
         return corner_of(self.known_points())
 
 
-def _canonical(args: Changes) -> dict[str, Any]:
+def _cell(args: Changes) -> Cell:
     """Return the configuration of the grid that schedules the same."""
     same = {name: args.get(name, 0) for name in SPACE}
     if same["long_prefill_token_threshold"] >= same["max_num_batched_tokens"]:
         same["long_prefill_token_threshold"] = 0
     if same["max_num_seqs"] == 1 and same["kv_cache_memory_bytes"] >= NEEDED_MIB * MIB:
         same["kv_cache_memory_bytes"] = 1024 * MIB
-    return same
-
-
-def _place(args: Changes) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Position of a configuration, each parameter 0 to 1 in equal steps; no limit on long prompts is the loosest."""
-    same = _canonical(args)
-    places = [SPACE[name].index(value) / (len(SPACE[name]) - 1) for name, value in list(same.items())[:3]]
-    return np.array([*places, [128, 512, 0].index(same["long_prefill_token_threshold"]) / 2])
+    return tuple(int(value) for value in same.values())
 
 
 # The snapshot ---------------------------------------------------------------------------------------------------------
@@ -159,9 +136,8 @@ def make_snapshot() -> str:
     Raises
     ------
     RuntimeError
-        When too little was measured.
+        When the grid is not whole.
     """
-    from tuner.engine.protocol import MeasurePlan
     from tuner.engine.twin.calibrate import calibrate_by_probe, probe_speed
     from tuner.engine.twin.devices import find_device
     from tuner.engine.twin.engine import TwinEngine
@@ -177,37 +153,39 @@ def make_snapshot() -> str:
         for path, args, again in _folders()
     ]
     grid = [(args, trial) for args, trial, again in measured if not again]
-    if len(grid) < 10:
-        raise RuntimeError(f"{MEASURED}: only {len(grid)} configurations of the grid were measured")
+    if lacking := set(_cells()) - {_cell(args) for args, _ in grid}:
+        raise RuntimeError(
+            f"{MEASURED}: {len(lacking)} of {len(_cells())} configurations of the grid were not measured"
+        )
     twin = TwinEngine(find_device("cpu"), folder)
-    fitted = twin.with_coefficients(calibrate_by_probe([t for _, t in grid[:24]], twin))
+    fitted = twin.with_coefficients(calibrate_by_probe([t for _, t in grid[:SPEEDS_FROM]], twin))
     speeds = np.array([probe_speed(t, fitted) or 1.0 for _, t, _ in measured])
     speeds /= np.exp(np.log(speeds).mean())
-    rows = [
-        {"args": args, "again": again, "speed": round(float(s), 4), **_corrected(_raw(t.measurement), float(s))}
-        for (args, t, again), s in zip(measured, speeds, strict=True)
-    ]
-    places = np.array([_place(args) for args, _ in grid])
-    nearest = [int(np.argmin(np.abs(places - _place(c)).sum(axis=1))) for c in (DEFAULT, *calibrating())]
-    knowing = twin.with_coefficients(calibrate_by_probe([grid[i][1] for i in nearest], twin))
-    predicted = []
-    for args in _cells():
-        outcome = knowing.run(base.with_args(args), workload, MeasurePlan(speed_probe=False), lambda _: None)
-        values = None if not hasattr(outcome, "requests") else list(_raw(outcome).values())[:2]
-        predicted.append([list(args.values()), values])
-    noise, basis = _noise(rows)
-    write_json(
-        SNAPSHOT,
-        {
-            "configurations": [_averaged(group) for group in _by_configuration(rows)],
-            "measurements": rows,
-            "noise": noise,
-            "noise_basis": basis,
-            "calibrated_on": [list(_canonical(grid[i][0]).values()) for i in nearest],
-            "predicted": predicted,
-        },
+    rows = []
+    for (args, trial, again), speed in zip(measured, speeds, strict=True):
+        ttft_s, tpot_s = figures(trial.measurement)
+        values = {
+            "raw_ttft_s": ttft_s,
+            "raw_tpot_s": tpot_s,
+            "duration_s": sum(trial.measurement.duration_s),
+            # Of first order, as `objectives.speed.correct` does it: queues grow faster.
+            "ttft_s": ttft_s / float(speed),
+            "tpot_s": tpot_s / float(speed),
+        }
+        rounded = {name: float(f"{value:.6g}") for name, value in values.items()}
+        rows.append({"args": args, "again": again, "speed": round(float(speed), 4), **rounded})
+    groups = _by_configuration(rows)
+    write_json(SNAPSHOT, {"configurations": [_averaged(group) for group in groups], "measurements": rows})
+    spread = _deviations(rows)
+    half, most = (np.percentile(np.abs(spread), share, axis=0) for share in (50, 95))
+    return (
+        f"{len(grid)} configurations, {sum(len(g) > 1 for g in groups)} of them measured again; noise of TTFT and of "
+        f"TPOT: standard deviation {_each(spread.std(axis=0))}, half within {_each(half)}, 95% within {_each(most)}"
     )
-    return f"{len(grid)} of {len(_cells())} configurations of the grid, noise {noise:.3f} ({basis})"
+
+
+def _each(shares: Any) -> str:
+    return " and ".join(f"{share:.1%}" for share in shares)
 
 
 def _folders() -> Iterator[tuple[Path, dict[str, Any], bool]]:
@@ -221,26 +199,10 @@ def _folders() -> Iterator[tuple[Path, dict[str, Any], bool]]:
             yield path, {n: cell[n] for n in SPACE}, "-again" in path.name
 
 
-def _cells() -> list[dict[str, Any]]:
+def _cells() -> list[Cell]:
     """Return every configuration of the grid that can start and schedules like no other."""
     cells = (dict(zip(SPACE, values, strict=True)) for values in itertools.product(*SPACE.values()))
-    return [c for c in cells if _canonical(c) == c and c["kv_cache_memory_bytes"] >= NEEDED_MIB * MIB]
-
-
-def _raw(measurement: Any) -> dict[str, float]:
-    from objectives.intervals import percentile
-    from objectives.latency import is_served, tpot_s, ttft_s
-
-    served = [r for r in measurement.requests if is_served(r)]
-    ttft = percentile([t for r in served if (t := ttft_s(r)) is not None], 95)
-    tpot = percentile([t for r in served if (t := tpot_s(r)) is not None], 95)
-    return {"raw_ttft_s": ttft, "raw_tpot_s": tpot, "duration_s": sum(measurement.duration_s)}
-
-
-def _corrected(raw: dict[str, float], speed: float) -> dict[str, float]:
-    """Divide by the speed, as `objectives.speed.correct` does: of first order, queues grow faster."""
-    values = {**raw, "ttft_s": raw["raw_ttft_s"] / speed, "tpot_s": raw["raw_tpot_s"] / speed}
-    return {name: float(f"{value:.6g}") for name, value in values.items()}
+    return list(dict.fromkeys(_cell(c) for c in cells if c["kv_cache_memory_bytes"] >= NEEDED_MIB * MIB))
 
 
 def _by_configuration(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -249,23 +211,23 @@ def _by_configuration(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return [[first, *(r for r in rows if r["again"] and r["args"] == first["args"])] for first in firsts]
 
 
+def _logarithms(group: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.log([[row["ttft_s"], row["tpot_s"]] for row in group])
+
+
 def _averaged(group: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a configuration with the geometric mean of its measurements as its values."""
     first = group[0]
-    logs = np.log([[r["ttft_s"], r["tpot_s"]] for r in group])
-    ttft_s, tpot_s = (float(f"{v:.6g}") for v in np.exp(logs.mean(axis=0)))
+    ttft_s, tpot_s = (float(f"{v:.6g}") for v in np.exp(_logarithms(group).mean(axis=0)))
     kept = {name: first[name] for name in ("args", "speed", "duration_s")}
     return {**kept, "ttft_s": ttft_s, "tpot_s": tpot_s, "measurements": len(group)}
 
 
-def _noise(rows: list[dict[str, Any]]) -> tuple[float, str]:
-    """Standard deviation of the logarithm of a repeated measurement, both objectives together."""
-    repeated = [g for g in _by_configuration(rows) if len(g) > 1]
-    if len(repeated) < 5:
-        return NOISE_UNTIL_REPEATED, "a stand-in: fewer than 5 configurations were measured again"
-    squares, free = 0.0, 0
-    for group in repeated:
-        logs = np.log([[r["ttft_s"], r["tpot_s"]] for r in group])
-        squares += float(((logs - logs.mean(axis=0)) ** 2).sum())
-        free += 2 * (len(group) - 1)
-    return round((squares / free) ** 0.5, 4), f"{len(repeated)} configurations measured again"
+def _deviations(rows: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return by how much repeated measurements differ from their mean (n, 2), as logarithms.
+
+    A mean of few lies closer to each of them than the truth does: they are stretched to the size that a deviation from
+    the truth has.
+    """
+    repeated = [_logarithms(group) for group in _by_configuration(rows) if len(group) > 1]
+    return np.vstack([(g - g.mean(axis=0)) * (len(g) / (len(g) - 1)) ** 0.5 for g in repeated])

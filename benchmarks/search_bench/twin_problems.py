@@ -25,7 +25,6 @@ from objectives.memory import relative_shortage
 from search_bench.cache import Cache
 from search_bench.field import FIELD_DEVIATION, FIELD_LENGTHS, Field
 from search_bench.problem import (
-    CALIBRATED_ON,
     Changes,
     Knowledge,
     Predictor,
@@ -34,6 +33,7 @@ from search_bench.problem import (
     corner_of,
     front_of,
     key_of,
+    lognormal,
     parameter,
     record,
 )
@@ -52,12 +52,14 @@ from tuner.memory_model import MemoryPrediction
 from tuner.model_files import config_folder
 from tuner.opening import base_config, build_workload, machine_of, memory_predictor
 from tuner.recipes import Skipped, applicable
-from tuner.study_file import StudyFile, read
+from tuner.study_file import StudyFile, parse
 from tuner.study_hours import start_time
 from tuner.workload.model import Workload
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parents[1] / "data" / "search"
+CALIBRATED_ON = 3
+"""So many measured trials calibrate the twin; before, it is on the catalogue's clock."""
 EXAMPLE = ROOT / "examples" / "a6000-qwen32b-longdoc.yaml"
 
 SPACE: dict[str, Any] = {
@@ -97,9 +99,6 @@ _TRUTH = [SPACE, DEFAULT, LESS_KV_GIB, LESS_KV_OF_ACTIVATION, FIELD_DEVIATION, F
 class TwinProblem:
     """A workload on four A6000."""
 
-    noise = 0.05
-    """Standard deviation of a measurement; two measurements of the defaults of a real study were 4% and 6% apart."""
-
     def __init__(self, name: str, title: str, workload: dict[str, Any], field_seed: int) -> None:
         self.name, self.title = name, title
         self._document = _document(name, workload)
@@ -129,9 +128,7 @@ class TwinProblem:
     def file(self) -> StudyFile:
         """The study that an operator would write."""
         path = DATA / f"{self.name}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump(self._document, sort_keys=False))
-        return read(path)
+        return StudyFile(path, parse(self._document, path))
 
     @cached_property
     def space(self) -> Any:
@@ -182,6 +179,10 @@ class TwinProblem:
             kv_gib=kv_gib,
         )
 
+    def noise(self, generator: np.random.Generator) -> Values:
+        """Draw a measurement's noise; two measurements of the defaults of a real study were 4% and 6% apart."""
+        return lognormal(0.05, generator)
+
     def _predicted_memory(self, changes: Changes) -> MemoryPrediction:
         predicted = self._memory(self._base.with_args({**DEFAULT, **changes}))
         assert predicted is not None
@@ -201,7 +202,7 @@ class TwinProblem:
 
     def knowledge(self) -> Knowledge:
         """Return the memory model as a gate, the calibrated twin, and the recipes that fit."""
-        return Knowledge(self._base, self._gate, self._predictor(), first=self._recipes(), effective=EFFECTIVE)
+        return Knowledge(self._base, self._gate, self._predictor, first=self._recipes(), effective=EFFECTIVE)
 
     def _gate(self, history: Callable[[], History]) -> Gate:
         predict = memory_predictor(self.file, machine_of(self.file), history)
@@ -219,7 +220,7 @@ class TwinProblem:
                 found.append((f"recipe:{name}", args))
         return found
 
-    def _predictor(self) -> Predictor:
+    def _predictor(self, _: Callable[[], History]) -> Predictor:
         def predict(changes: Changes, basis: int) -> Values | None:
             settings = {**DEFAULT, **changes}
             is_calibrated = basis >= CALIBRATED_ON

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from search_bench.play import Run, play
-from search_bench.problem import Changes, Knowledge, Truth, Values, corner_of, front_of, measured, parameter
+from search_bench.problem import (
+    Changes,
+    Knowledge,
+    Truth,
+    Values,
+    corner_of,
+    front_of,
+    lognormal,
+    measured,
+    parameter,
+    record,
+)
 from search_bench.results import curve, hours_to, infeasible_share, trials_to
 from search_bench.searchers import Gated, Listed, Outcome, Suggestion
+from search_bench.table import SNAPSHOT, Table
 
 from tuner.config import EngineConfig
 from tuner.gate import Gate
@@ -26,8 +40,10 @@ class Toy:
     title = "toy"
     space: ClassVar[Space] = {"max_num_seqs": parameter([1, 2, 3, 4, 5, 6, 7, 8])}
     default: ClassVar[Changes] = {"max_num_seqs": 3}
-    noise = 0.05
     version = "1"
+
+    def noise(self, generator: np.random.Generator) -> Values:
+        return lognormal(0.05, generator)
 
     def truth(self, changes: Changes) -> Truth:
         seqs = changes["max_num_seqs"]
@@ -97,6 +113,33 @@ def test_noise_hangs_on_configuration_and_seed_alone() -> None:
     first = measured(toy, toy.truth(changes), changes, 1)
     assert first == measured(toy, toy.truth(changes), dict(changes), 1)
     assert first != measured(toy, toy.truth(changes), changes, 2)
+
+
+def test_noise_of_the_table_is_that_of_its_repeated_measurements() -> None:
+    table = Table()
+    drawn = np.log([table.noise(np.random.default_rng(seed)) for seed in range(500)])
+    kept = json.loads(SNAPSHOT.read_text())["measurements"]
+    repeated = [row for row in kept if row["again"]]
+    assert len({tuple(np.round(row, 9)) for row in drawn}) <= len(kept)
+    assert len(repeated) > 20
+    assert (np.abs(np.median(drawn, axis=0)) < 0.02).all()
+    assert (drawn.std(axis=0) < 0.15).all()
+
+
+def test_twin_of_the_table_learns_from_the_trials_of_the_run() -> None:
+    table = Table()
+    tried = [{**table.default, "max_num_batched_tokens": tokens} for tokens in (4096, 512, 64)]
+    records = tuple(record(i, EngineConfig(), c, table.truth(c)) for i, c in enumerate(tried))
+    knowledge = table.knowledge()
+    assert knowledge.predictor is not None
+    predict = knowledge.predictor(lambda: History(None, records, (), ()))
+    others = [{**table.default, "max_num_batched_tokens": 128, "max_num_seqs": seqs} for seqs in (1, 2, 4, 8)]
+
+    def off(basis: int) -> float:
+        pairs = [(predict(c, basis), table.truth(c).values) for c in others]
+        return float(np.mean([abs(math.log(p[0] / t[0])) for p, t in pairs if p and t]))
+
+    assert off(3) < 0.05 < off(0)
 
 
 def test_actors_work_at_the_same_time() -> None:

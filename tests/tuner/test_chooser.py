@@ -119,24 +119,39 @@ def test_twin_that_became_right_is_followed_again_and_that_is_said() -> None:
     assert "followed again" in notes[0]
 
 
+def promised(*gains: float, noise: float = 0.0) -> list[tuple[float, float]]:
+    return [(gain, noise) for gain in gains]
+
+
 def test_search_ends_when_three_choices_in_a_row_promise_too_little() -> None:
     stops, never = chooser([], stop_when_gain_below=0.002), chooser([])
 
-    end = stops.end([0.2, 0.001, 0.0015, 0.001])
+    end = stops.end(promised(0.2, 0.001, 0.0015, 0.001))
 
     assert end is not None
     assert end.code == "converged"
     assert "0.20%" in end.text
-    assert stops.end([0.2, 0.001, 0.001]) is None
-    assert stops.end([0.001, 0.001]) is None
-    assert never.end([0.2, 0.001, 0.0015, 0.001]) is None
+    assert stops.end(promised(0.2, 0.001, 0.001)) is None
+    assert stops.end(promised(0.001, 0.001)) is None
+    assert never.end(promised(0.2, 0.001, 0.0015, 0.001)) is None
+
+
+def test_search_ends_when_three_choices_in_a_row_promise_less_than_noise_alone_does() -> None:
+    stops = chooser([], stop_when_gain_below="noise")
+
+    end = stops.end(promised(0.2, 0.001, 0.0015, 0.001, noise=0.01))
+
+    assert end is not None
+    assert "1.00%" in end.text
+    assert stops.end(promised(0.001, 0.02, 0.001, noise=0.01)) is None
+    assert stops.end(promised(0.001, 0.001, 0.001)) is None
 
 
 def test_search_with_many_trials_under_way_waits_for_as_many_that_promise_too_little() -> None:
     stops = chooser([], stop_when_gain_below=0.002)
 
-    assert stops.end([0.001] * 7, under_way=8) is None
-    assert stops.end([0.001] * 8, under_way=8) is not None
+    assert stops.end(promised(*[0.001] * 7), under_way=8) is None
+    assert stops.end(promised(*[0.001] * 8), under_way=8) is not None
 
 
 def test_search_ends_when_nothing_is_found_that_may_be_tried() -> None:

@@ -40,6 +40,16 @@ def test_configuration_is_tried_next_and_told_to_the_search(study: ToyStudy) -> 
     assert study.told()[1][0] == "COMPLETE"
 
 
+def test_what_an_operator_asks_for_goes_before_recipes_that_wait(study: ToyStudy) -> None:
+    study.proposer().enqueue("recipe:some", {"max_num_seqs": 1, "max_num_batched_tokens": 64})
+    inject("toy.yaml", ["max_num_seqs=16", "max_num_batched_tokens=64"])
+
+    study.run(ToyEngine(), trials=1)
+    assert [t.source for t in study.trials] == ["reference", "operator"]
+    study.run(ToyEngine(), trials=3)
+    assert [t.source for t in study.trials] == ["reference", "recipe:some", "operator"]
+
+
 def test_what_an_operator_asks_for_is_tried_whatever_the_budget(study: ToyStudy) -> None:
     inject("toy.yaml", ["max_num_seqs=16", "max_num_batched_tokens=64"])
 

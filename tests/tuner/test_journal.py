@@ -8,7 +8,7 @@ import pytest
 from study_samples import sample_history
 
 from tuner.journal import KEPT, Journal
-from tuner.proposer import Proposal
+from tuner.proposal import Proposal
 
 HISTORY = sample_history(12)
 SECRET = "correct-horse-battery"

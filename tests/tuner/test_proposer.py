@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.design import value_at
-from tuner.proposer import Proposal, Proposer
+from tuner.proposal import Proposal
+from tuner.proposer import Proposer
 from tuner.search.encoding import decode, encode
 from tuner.search.suggest import Past
 from tuner.space import Parameter
@@ -61,6 +62,23 @@ def test_reference_then_recipes_then_design_then_sampler(tmp_path: Path) -> None
         tell(proposer, proposal)
 
     assert sources == ["reference", "recipe:low-latency", "design", "design", "sampler", "sampler", "sampler"]
+
+
+def test_what_is_queued_to_be_tried_at_once_goes_before_the_rest_of_the_queue(tmp_path: Path) -> None:
+    proposer = open_study(tmp_path)
+    proposer.enqueue("recipe:low-latency", {"max_num_seqs": 16}, DEFAULTS)
+    proposer.enqueue("operator", {"max_num_seqs": 4}, DEFAULTS, at_once=True)
+    proposer.enqueue("operator", {"dtype": "half"}, DEFAULTS, at_once=True)
+
+    asked = [proposer.ask() for _ in range(3)]
+    assert [(p.source, dict(p.changes)) for p in asked] == [
+        ("operator", {"max_num_seqs": 4}),
+        ("operator", {"dtype": "half"}),
+        ("recipe:low-latency", {"max_num_seqs": 16}),
+    ]
+    for proposal in asked:
+        tell(proposer, proposal)
+    assert [t.state for t in proposer.told().values()] == ["COMPLETE", "COMPLETE", "FAIL"]
 
 
 def test_every_proposal_lies_in_the_space(tmp_path: Path) -> None:

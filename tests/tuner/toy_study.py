@@ -31,7 +31,8 @@ from tuner.gate import ForMemory, Gate
 from tuner.judge import objectives_of
 from tuner.ledger import History, TrialRecord
 from tuner.night import Deadline
-from tuner.proposer import Proposal, Proposer
+from tuner.proposal import Proposal
+from tuner.proposer import Proposer
 from tuner.study import Ending, Rooms, StudyRun
 from tuner.study_file import StudyFile, parse
 from tuner.study_folder import StudyFolder

@@ -25,6 +25,7 @@ _NEAR_ASKED = 128
 """So many neighbours of the best that were predicted are looked at, too."""
 _MARGIN = 0.1
 """The corner lies so much of the front's extent beyond its worst values."""
+_NOISE_DRAWS = 64
 _LIKELY = 0.5
 """Points that run with this probability count for how far the front may extend."""
 
@@ -39,12 +40,15 @@ class Suggestion:
         The configuration.
     gain:
         Expected growth of the hypervolume, as a share of what the front has of it (`_Aim.volume`).
+    noise:
+        Standard deviation of the front's hypervolume by the noise of one measurement of each member, as such a share.
     follows_guide:
         Whether predictions of the guide had a say.
     """
 
     changes: Mapping[str, Value]
     gain: float
+    noise: float
     follows_guide: bool = False
 
 
@@ -130,8 +134,12 @@ def suggest(
     chosen = Border(coordinates, admits, seed).first_admitted(pool, worth)
     if chosen is None:
         return None
-    gain = float(worth[chosen]) / aim.volume
-    return Suggestion(coordinates.changes(pool[chosen]), gain, follows_guide=surrogate.followed is not None)
+    return Suggestion(
+        coordinates.changes(pool[chosen]),
+        gain=float(worth[chosen]) / aim.volume,
+        noise=aim.noise(generator) / aim.volume,
+        follows_guide=surrogate.followed is not None,
+    )
 
 
 def _with(
@@ -203,6 +211,14 @@ class _Aim:
         if guide is None:
             return worth
         return np.where(guide.refuses(features) | guide.repeats(features, self.tried), 0.0, worth)
+
+    def noise(self, generator: np.random.Generator) -> float:
+        """Return how much the front's hypervolume differs (standard deviation) where each member is measured once."""
+        if not len(self.front):
+            return 0.0
+        deviations = [process.noise_deviation for process in self.surrogate.objectives]
+        draws = generator.standard_normal((_NOISE_DRAWS, *self.front.shape)) * deviations
+        return float(np.std([hypervolume(self.front + draw, self.corner) for draw in draws]))
 
 
 def _aim(observed: Observed, surrogate: Surrogate, pending: Array, pool: Array) -> _Aim:
