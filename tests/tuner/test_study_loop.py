@@ -552,7 +552,7 @@ def test_trial_killed_before_it_was_described_is_closed_and_the_study_goes_on(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("tuner.proposer._attributes", kill)
+        patched.setattr("tuner.proposer.attributes_of", kill)
         with pytest.raises(Killed):
             run.run()
 
