@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,17 @@ def test_twin_that_misleads_is_not_followed_and_that_is_said_once() -> None:
     assert first.attributes["follows_twin"] is second.attributes["follows_twin"] is False
     assert len(notes) == 1
     assert "not followed" in notes[0]
+
+
+def test_one_trial_that_the_twin_gets_wrong_by_far_does_not_turn_the_search_away_from_it() -> None:
+    past = past_of(play(chooser([]), 6))
+    values = past.values.copy()
+    values[2] += 1.5
+
+    choice = chooser([], Foresight(twin)).choose(replace(past, values=values), 0, followed=True)
+
+    assert choice is not None
+    assert choice.attributes["follows_twin"] is True
 
 
 def test_twin_that_became_right_is_followed_again_and_that_is_said() -> None:

@@ -1,7 +1,7 @@
 """What the trials so far say of the others: a process for each objective and each constraint.
 
 With a guide, the process of an objective models by how much the measured values differ from the predicted ones (on a
-logarithmic scale: their ratio), where that tells left-out trials better than a process without the guide does.
+logarithmic scale: their ratio), unless a process without the guide tells left-out trials better.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ _VIOLATION_SCALE = 0.1
 """Violations are modelled on a scale that is linear up to about this size and logarithmic beyond: 0 decides."""
 _LEAST_TO_JUDGE = 4
 """With fewer measured trials the guide is followed untested."""
+_BEYOND_CHANCE = 2.0
+"""Standard errors."""
+_LEAST_ERROR = 0.05
+"""Of the spread of the values: smaller errors are not told from none."""
 _WIDTH_LIMITS = (0.25, 4.0)
 """By how much the variance of one trial's noise may differ from the typical one."""
 
@@ -139,7 +143,7 @@ def learned(observed: Observed, guide: Guide | None = None) -> Surrogate:
             fit(features, column, noise_of, spread=float(spread))
             for column, noise_of, spread in zip((values - expected).T, noise, observed.ratios, strict=True)
         ]
-        follows = [_is_better(ratio, alone) for ratio, alone in zip(ratios, plain, strict=True)]
+        follows = [not _misleads(ratio, alone) for ratio, alone in zip(ratios, plain, strict=True)]
         chosen = [ratio if follow else alone for ratio, alone, follow in zip(ratios, plain, follows, strict=True)]
     constraints = tuple(
         fit(observed.features[known], softened(column[known]))
@@ -149,11 +153,17 @@ def learned(observed: Observed, guide: Guide | None = None) -> Surrogate:
     return Surrogate(tuple(chosen), constraints, tuple(follows), guide)
 
 
-def _is_better(ratio: GaussianProcess, alone: GaussianProcess) -> bool:
-    """Whether a process with the guide tells left-out trials at least as well as one without."""
-    if len(alone.scaled) < _LEAST_TO_JUDGE:
-        return True
-    return bool(np.mean(ratio.left_out_errors() ** 2) <= np.mean(alone.left_out_errors() ** 2))
+def _misleads(ratio: GaussianProcess, alone: GaussianProcess) -> bool:
+    """Whether a process without the guide tells left-out trials better than one with it, beyond chance.
+
+    Compared are logarithms of their errors: one trial that the guide gets wrong by far does not outweigh the others.
+    """
+    count, least = len(alone.scaled), _LEAST_ERROR * alone.fitted.scale
+    if count < _LEAST_TO_JUDGE:
+        return False
+    with_it, without = (np.log(np.hypot(p.left_out_errors(), least)) for p in (ratio, alone))
+    worse = with_it - without
+    return bool(worse.mean() > _BEYOND_CHANCE * worse.std(ddof=1) / np.sqrt(count))
 
 
 def softened(violations: Array) -> Array:

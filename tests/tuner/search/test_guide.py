@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tuner.search.coordinates import Array, Coordinates
@@ -141,3 +143,34 @@ def test_what_is_scheduled_as_a_tried_configuration_is_not_worth_a_trial_of_its_
 
 def test_columns_of_a_category_are_all_of_its_values() -> None:
     assert COORDINATES.columns_of({"tokens", "backend"}).tolist() == [False, True, True, True, True]
+
+
+def test_one_trial_that_the_predictor_gets_wrong_by_far_does_not_make_it_useless() -> None:
+    space = {
+        "max_num_seqs": Parameter(choices=(1, 2, 4, 8, 16, 32, 64, 128)),
+        "max_num_batched_tokens": Parameter(low=64, high=4096, log=True),
+        "kv_cache_memory_bytes": Parameter(choices=tuple(mib << 20 for mib in (96, 128, 192, 256, 512, 1024))),
+    }
+    coordinates = Coordinates(space)
+
+    def expected(positions: Array) -> Array:
+        found = [coordinates.changes(p) for p in positions]
+        queued = {1: 16.2, 2: 12.1}
+        ttft = [
+            queued.get(c["max_num_seqs"], 9.3 + 0.24 * math.log2(4096 / c["max_num_batched_tokens"])) for c in found
+        ]
+        return np.log(np.column_stack([ttft, [0.03 * c["max_num_seqs"] for c in found]]))
+
+    guide = guided(coordinates, *explored(coordinates, expected, 0, THOROUGH), expected, THOROUGH)
+    assert guide is not None
+    # Four trials of a real study: of the second, with its short pieces, the predictor is wrong by half.
+    tried = [(8, 3528, 1024, 10.07), (8, 64, 256, 16.77), (2, 2726, 512, 12.37), (1, 1644, 256, 17.83)]
+    places = np.array(
+        [coordinates.position(dict(zip(space, (seqs, chunk, mib << 20), strict=True))) for seqs, chunk, mib, _ in tried]
+    )
+    values = np.column_stack([np.log([row[-1] for row in tried]), expected(places)[:, 1]])
+    observed = Observed(
+        coordinates.features(places), values, np.full((4, 1), -0.5), np.full((4, 2), np.nan), np.full(2, 0.15)
+    )
+
+    assert learned(observed, guide).follows == (True, True)
