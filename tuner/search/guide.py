@@ -115,7 +115,10 @@ class Guide:
         return np.array([schedule in there for schedule in self._schedules(features)], dtype=bool)
 
     def _schedules(self, features: Array) -> list[tuple[bytes, bytes] | None]:
-        """Return what is equal for rows that the predictor tells nothing apart of; `None` where it did not speak."""
+        """Return what is equal for rows that the predictor tells nothing apart of; `None` where it did not speak.
+
+        Up to what is lost in sums: as many steps of other lengths take equally long.
+        """
         others = ~self.coordinates.columns_of(SCHEDULING)
         found: list[tuple[bytes, bytes] | None] = []
         for row, key in zip(features, keys(features), strict=True):
@@ -123,7 +126,7 @@ class Guide:
             if values is None or not np.isfinite(values).all():
                 found.append(None)
             else:
-                found.append((values.tobytes(), row[others].round(9).tobytes()))
+                found.append((values.round(9).tobytes(), row[others].round(9).tobytes()))
         return found
 
     def asking(self, positions: Array) -> Guide:

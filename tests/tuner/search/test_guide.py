@@ -123,11 +123,12 @@ def test_what_is_scheduled_as_a_tried_configuration_is_not_worth_a_trial_of_its_
     coordinates = Coordinates(space)
 
     def scheduled(positions: Array) -> Array:
-        """Never more than four requests are there."""
+        """Never more than four requests are there; sums lose the last digits."""
         found = [coordinates.changes(row) for row in positions]
         seqs = np.log(np.minimum([c["max_num_seqs"] for c in found], 4))
         tokens = np.log([c["max_num_batched_tokens"] for c in found])
-        return np.column_stack([2 - tokens - seqs, tokens + seqs - 2])
+        lost = 1e-15 * np.array([c["max_num_seqs"] for c in found])
+        return np.column_stack([2 - tokens - seqs + lost, tokens + seqs - 2])
 
     def features(seqs: int, tokens: int, block: int) -> Array:
         changes = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "block_size": block}
