@@ -210,3 +210,15 @@ def test_gain_with_one_objective_is_a_share_of_what_the_best_is_ahead_of_the_oth
 
     assert found is not None
     assert 0 < found.gain < 2
+
+
+def test_noise_of_the_front_is_that_of_its_measurements() -> None:
+    past = past_of([c for c in design_points(SPACE, 40, 1) if runs(c)])
+    draws = np.random.default_rng(0).normal(0.0, 0.3, past.values.shape)
+
+    exact = suggest(past, COORDINATES, 1, everything_is_admitted)
+    noisy = suggest(replace(past, values=past.values + draws), COORDINATES, 1, everything_is_admitted)
+
+    assert exact is not None
+    assert noisy is not None
+    assert 0 < 3 * exact.noise < noisy.noise < 1
