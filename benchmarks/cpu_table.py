@@ -9,9 +9,8 @@ Two workloads: `quickstart` is the quickstart study's own; `shared` has document
 configurations of `quickstart` are a full grid over the scheduler's arguments, in random order, and variants that
 change what the grid holds fixed (block size, compiled, prefix caching off). Some of the grid is measured again, for
 the noise, and so is the front of the table that `search.py --table` makes of it: the best of many measurements are the
-lucky ones among them, so that the two are called in turn, some measurements each, until every member was measured four
-times. What is void
-by the limits of `objectives.validity` (a change of speed of 1.3; a study's default is 1.5) is not kept.
+lucky ones among them. The two are called in turn, some measurements each: each may change who is on the front. What is
+void by the limits of `objectives.validity` (a change of speed of 1.3; a study's default is 1.5) is not kept.
 
     PYTHONPATH=. python benchmarks/cpu_table.py [--count 60] [--lock FILE]      measure so many more
     PYTHONPATH=. python benchmarks/cpu_table.py --show                          what is there
@@ -68,7 +67,7 @@ LONG_PREFILL = (0, 128, 512)
 """Most tokens of one prompt in a step, where smaller than `max_num_batched_tokens`; 0 for no such limit."""
 REPEATED = 20
 """So many of the grid are measured again, and once again."""
-OF_THE_FRONT = 4
+MEASUREMENTS_OF_THE_FRONT = 4
 """So many times every member of the front is measured: half the noise of a single measurement."""
 MEASURE_LIMIT_S = 600.0
 
@@ -134,7 +133,8 @@ def cases() -> list[Case]:
     full = grid()
     random.Random(20261130).shuffle(full)
     once, twice = (_again(full[:REPEATED], i) for i in (1, 2))
-    return full[:REPEATED] + once + full[REPEATED:] + _front(full) + twice + shared() + variants()
+    wanted = full[:REPEATED] + once + full[REPEATED:] + _front(full) + twice + shared() + variants()
+    return list({(case.workload, case.name): case for case in wanted}.values())
 
 
 def _again(measured: list[Case], time: int) -> list[Case]:
@@ -151,7 +151,7 @@ def _front(full: list[Case]) -> list[Case]:
     rows = json.loads(SNAPSHOT.read_text())["configurations"]
     members = [rows[i] for i in front(np.array([[row["ttft_s"], row["tpot_s"]] for row in rows]))]
     members.sort(key=lambda row: row["measurements"])
-    wanted = [row for row in members if row["measurements"] < OF_THE_FRONT]
+    wanted = [row for row in members if row["measurements"] < MEASUREMENTS_OF_THE_FRONT]
     of_args = {json.dumps(case.args, sort_keys=True): case for case in full}
     named = [of_args[json.dumps({n: v for n, v in row["args"].items() if v}, sort_keys=True)] for row in wanted]
     return [again for row, case in zip(wanted, named, strict=True) for again in _again([case], row["measurements"])]

@@ -56,7 +56,10 @@ ORDER = (
     "tuner-no-ordinal", "tuner-no-log", "tuner-no-twin-no-recipes", "tuner-no-twin-no-design",
     "gp-optuna", "gp-optuna-gated",
 )  # fmt: skip
-ALIKE = {"tuner-no-twin", "tuner-no-gate", "tuner-no-recipes", "tuner-no-twin-no-recipes", "tuner-alone"}
+ALIKE = {
+    "tuner-no-twin", "tuner-no-gate", "tuner-no-recipes", "tuner-no-twin-no-recipes", "tuner-no-twin-no-design",
+    "tuner-alone",
+}  # fmt: skip
 """The same as `tuner` where nothing is known."""
 IN_PARALLEL = ("tuner", "tpe-tuned-gated", "tpe-tuned")
 ACTORS = (1, 4, 16)

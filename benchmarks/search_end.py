@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -20,9 +19,32 @@ import numpy as np
 from search import PROBLEMS, problem_named
 from search_bench.ours import PARTS, Tuner
 from search_bench.play import play
+from search_bench.problem import Problem
 from search_bench.results import curve
+from search_bench.searchers import Suggestion
 
 from tuner.chooser import GAIN, NOISE, PATIENCE
+
+
+class Numbered(Tuner):
+    """The tuner, which remembers what number each trial has in Optuna's store, where a choice's promise is kept."""
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        super().__init__(problem, seed, PARTS["tuner"])
+        self.numbers: list[int] = []
+
+    def ask(self) -> Suggestion:
+        """Return the next proposal that needs an engine."""
+        suggestion = super().ask()
+        self.numbers.append(suggestion.number)
+        return suggestion
+
+    def promises(self) -> list[tuple[float, float] | None]:
+        """Return gain and noise of each trial, `None` where nobody chose it."""
+        stored = self._proposer._study.get_trials(deepcopy=False)
+        said = [stored[number].user_attrs for number in self.numbers]
+        return [(s[GAIN], s[NOISE]) if GAIN in s else None for s in said]
+
 
 LIMITS: tuple[float | str, ...] = ("noise", 0.01, 0.004)
 
@@ -34,36 +56,42 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=40)
     arguments = parser.parse_args()
     problem = problem_named(arguments.problem)
-    ends: dict[float | str, list[tuple[int, float]]] = {limit: [] for limit in LIMITS}
-    whole = []
+    trials: dict[float | str, list[float]] = {limit: [] for limit in LIMITS}
+    at: dict[float | str, list[float]] = {limit: [] for limit in LIMITS}
     for seed in range(arguments.seeds):
-        tuner = Tuner(problem, seed, PARTS["tuner"])
+        tuner = Numbered(problem, seed)
         run = play(problem, "tuner", tuner, version="", seed=seed, trials=arguments.trials, actors=1)
-        shares = curve(run, problem)
-        whole.append(float(shares[-1]))
-        # What a choice promises is kept with its trial in Optuna's store, which the searcher has for itself.
-        told = [t.user_attrs for t in tuner._proposer._study.get_trials(deepcopy=False)]
+        shares, promises = curve(run, problem), tuner.promises()
         for limit in LIMITS:
-            if (trials := ended_after(told, limit)) is not None:
-                ends[limit].append((trials, float(shares[min(trials, len(shares)) - 1])))
-    for limit, found in ends.items():
-        trials, at = (np.array([end[i] for end in found]) for i in (0, 1))
+            ended = ended_after(promises, limit)
+            trials[limit].append(float("inf") if ended is None else ended)
+            at[limit].append(float(shares[(ended or len(shares)) - 1]))
+        at.setdefault("never", []).append(float(shares[-1]))
+    for limit in LIMITS:
+        after, share = trials[limit], at[limit]
         print(
-            f"{arguments.problem} {limit}: {len(found)} of {arguments.seeds} end after {trials.min():.0f} to "
-            f"{trials.max():.0f} trials (median {np.median(trials):.0f}) with {at.min():.2f} to {at.max():.2f} of "
-            f"the best known (mean {at.mean():.2f}; after {arguments.trials} trials {np.mean(whole):.2f})"
-            if found
-            else f"{arguments.problem} {limit}: none ends"
+            f"{arguments.problem} {limit}: ends after {min(after):.0f} to {max(after):.0f} trials (median "
+            f"{np.median(after):.0f}) with {min(share):.2f} to {max(share):.2f} of the best known (mean "
+            f"{np.mean(share):.2f}; after {arguments.trials} trials {np.mean(at['never']):.2f})"
         )
 
 
-def ended_after(told: Sequence[dict[str, Any]], limit: float | str) -> int | None:
-    """Return the number of trials after which a search with this limit is over; `None` where it is not."""
-    chosen = [(number, said) for number, said in enumerate(told) if GAIN in said]
-    below = [said[GAIN] < (said[NOISE] if limit == "noise" else limit) for _, said in chosen]
-    for last in range(PATIENCE - 1, len(chosen)):
-        if all(below[last - PATIENCE + 1 : last + 1]):
-            return chosen[last][0] + 1
+def ended_after(promises: Sequence[tuple[float, float] | None], limit: float | str) -> int | None:
+    """Return the number of trials after which a search with this limit is over; `None` where it is not.
+
+    Parameters
+    ----------
+    promises:
+        Of each trial: expected gain, and what noise alone does; `None` where the search did not choose it.
+    """
+    in_a_row = 0
+    for number, promise in enumerate(promises):
+        if promise is None:
+            continue
+        gain, noise = promise
+        in_a_row = in_a_row + 1 if gain < (noise if isinstance(limit, str) else limit) else 0
+        if in_a_row == PATIENCE:
+            return number + 1
     return None
 
 

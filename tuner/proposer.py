@@ -202,7 +202,7 @@ class Proposer:
             warnings.simplefilter("ignore")  # which values lie outside a range
             if waiting is None:
                 trial = self._study.ask(fixed_distributions=self._distributions)
-            else:  # `Study.ask` would begin what waits longest
+            else:  # `Study.ask` would begin what waits longest; nobody else begins anything, the study is locked
                 running = optuna.trial.TrialState.RUNNING
                 self._study._storage.set_trial_state_values(waiting._trial_id, state=running)
                 trial = optuna.Trial(self._study, waiting._trial_id)

@@ -164,7 +164,8 @@ class Search(Section):
     twin: bool = Field(
         default=True,
         description="Whether the twin's predictions guide `gp`, where the model's config.json and the device are "
-        "known. It learns how measured values differ from them, and goes without where that tells trials better.",
+        "known. It learns how measured values differ from them, and goes without where that tells left-out trials "
+        "better, beyond chance.",
     )
     stop_when_gain_below: Annotated[float, Field(gt=0, lt=1)] | Literal["noise"] | None = Field(
         default=None,

@@ -215,7 +215,7 @@ class StudyRun:
     # What comes next ------------------------------------------------------------------------------------------------
 
     def _catch_up(self) -> None:
-        """Tell Optuna what the ledger knows and it does not, and queue again what an operator asked for and lost."""
+        """Tell Optuna what the ledger knows and it does not, and queue recipes again that failed."""
         proposer = self._rooms.proposer
         proposer.close_unnamed()
         finished = {t.number: t for t in self._history.finished if not is_open(t)}

@@ -24,7 +24,8 @@ from search_bench.problem import (
 )
 from search_bench.results import curve, hours_to, infeasible_share, trials_to
 from search_bench.searchers import Gated, Listed, Outcome, Suggestion
-from search_bench.table import SNAPSHOT, Table
+from search_bench.table import SNAPSHOT, Table, _deviations
+from search_end import ended_after
 
 from tuner.config import EngineConfig
 from tuner.gate import Gate
@@ -118,12 +119,17 @@ def test_noise_hangs_on_configuration_and_seed_alone() -> None:
 def test_noise_of_the_table_is_that_of_its_repeated_measurements() -> None:
     table = Table()
     drawn = np.log([table.noise(np.random.default_rng(seed)) for seed in range(500)])
-    kept = json.loads(SNAPSHOT.read_text())["measurements"]
-    repeated = [row for row in kept if row["again"]]
-    assert len({tuple(np.round(row, 9)) for row in drawn}) <= len(kept)
-    assert len(repeated) > 20
-    assert (np.abs(np.median(drawn, axis=0)) < 0.02).all()
+    there = {tuple(row) for row in _deviations(json.loads(SNAPSHOT.read_text())["measurements"]).round(9)}
+    assert {tuple(row) for row in drawn.round(9)} <= there
+    assert (drawn.std(axis=0) > 0.02).all()
     assert (drawn.std(axis=0) < 0.15).all()
+
+
+def test_repeated_measurements_deviate_from_the_truth_by_more_than_from_their_mean() -> None:
+    once = {"args": {"max_num_seqs": 1}, "again": False, "ttft_s": 1.0, "tpot_s": 0.01}
+    again = {**once, "again": True, "ttft_s": math.exp(0.2), "tpot_s": 0.01}
+    alone = {**once, "args": {"max_num_seqs": 2}}
+    assert _deviations([once, again, alone]) == pytest.approx(np.array([[-0.1 * 2**0.5, 0], [0.1 * 2**0.5, 0]]))
 
 
 def test_twin_of_the_table_learns_from_the_trials_of_the_run() -> None:
@@ -140,6 +146,13 @@ def test_twin_of_the_table_learns_from_the_trials_of_the_run() -> None:
         return float(np.mean([abs(math.log(p[0] / t[0])) for p, t in pairs if p and t]))
 
     assert off(3) < 0.05 < off(0)
+
+
+def test_search_ends_after_three_choices_in_a_row_that_promise_too_little() -> None:
+    promises = [None, (0.5, 0.1), (0.05, 0.1), (0.05, 0.1), None, (0.2, 0.1), *[(0.05, 0.1)] * 3, (0.001, 0.1)]
+    assert ended_after(promises, "noise") == 9
+    assert ended_after(promises, 0.1) == 9
+    assert ended_after(promises, 0.01) is None
 
 
 def test_actors_work_at_the_same_time() -> None:

@@ -28,6 +28,16 @@ def test_study_ends_when_the_next_trials_promise_less_than_it_asks(tmp_path: Pat
     assert study.history.notes[-1].code == "converged"
 
 
+def test_study_ends_when_the_next_trials_promise_less_than_noise_alone_does(tmp_path: Path) -> None:
+    study = ToyStudy.at(tmp_path, search={"startup_trials": 3, "stop_when_gain_below": "noise"})
+
+    ending = study.run(ToyEngine(), trials=50)
+
+    assert ending.code == "converged"
+    assert "noise" in study.history.notes[-1].text
+    assert len(study.trials) < len(SEQS) * len(CHUNKS)
+
+
 def test_what_an_operator_asks_for_is_tried_though_the_search_has_converged(tmp_path: Path) -> None:
     study = ToyStudy.in_memory(tmp_path, search={"startup_trials": 3, "stop_when_gain_below": 0.99})
     assert study.run(ToyEngine(), trials=50).code == "converged"

@@ -26,6 +26,7 @@ _NEAR_ASKED = 128
 _MARGIN = 0.1
 """The corner lies so much of the front's extent beyond its worst values."""
 _NOISE_DRAWS = 64
+"""Tell a standard deviation to a tenth."""
 _LIKELY = 0.5
 """Points that run with this probability count for how far the front may extend."""
 

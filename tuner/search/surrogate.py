@@ -21,9 +21,9 @@ _VIOLATION_SCALE = 0.1
 _LEAST_TO_JUDGE = 4
 """With fewer measured trials the guide is followed untested."""
 _BEYOND_CHANCE = 2.0
-"""Standard errors."""
+"""So many standard errors: the guide is looked at after every trial, and is right more often than not."""
 _LEAST_ERROR = 0.05
-"""Of the spread of the values: smaller errors are not told from none."""
+"""Of the spread of the values: smaller errors are noise, and their logarithms would decide."""
 _WIDTH_LIMITS = (0.25, 4.0)
 """By how much the variance of one trial's noise may differ from the typical one."""
 
