@@ -151,10 +151,17 @@ def _front(full: list[Case]) -> list[Case]:
     rows = json.loads(SNAPSHOT.read_text())["configurations"]
     members = [rows[i] for i in front(np.array([[row["ttft_s"], row["tpot_s"]] for row in rows]))]
     members.sort(key=lambda row: row["measurements"])
-    wanted = [row for row in members if row["measurements"] < MEASUREMENTS_OF_THE_FRONT]
-    of_args = {json.dumps(case.args, sort_keys=True): case for case in full}
-    named = [of_args[json.dumps({n: v for n, v in row["args"].items() if v}, sort_keys=True)] for row in wanted]
-    return [again for row, case in zip(wanted, named, strict=True) for again in _again([case], row["measurements"])]
+    return [
+        again
+        for row in members
+        if row["measurements"] < MEASUREMENTS_OF_THE_FRONT
+        for again in _again([case for case in full if case.args == _set(row["args"])], row["measurements"])
+    ]
+
+
+def _set(args: dict[str, Any]) -> dict[str, Any]:
+    """Return what a configuration of the table sets, as a case has it: no limit is no argument."""
+    return {name: value for name, value in args.items() if value}
 
 
 def workloads() -> dict[str, Workload]:
