@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from search_bench.table import SNAPSHOT
+from search_bench.table_snapshot import SNAPSHOT
 from search_bench.table_twin import figures
 
 from objectives.measurement import Measurement

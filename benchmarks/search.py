@@ -31,7 +31,8 @@ from search_bench.problem import Problem
 from search_bench.report import figure, tables
 from search_bench.searchers import MANNERS, Gated, OptunaSearcher, Searcher
 from search_bench.synthetic import Synthetic
-from search_bench.table import SNAPSHOT, Table, make_snapshot
+from search_bench.table import Table, make_table
+from search_bench.table_snapshot import SNAPSHOT
 from search_bench.twin_problems import long_documents, shared_prefixes
 
 FIGURE = Path(__file__).parent / "figures" / "search.png"
@@ -195,7 +196,7 @@ def main() -> None:
     arguments = parser.parse_args()
     problems = [problem_named(n) for n in arguments.problem] if not arguments.table else []
     if arguments.table:
-        print(make_snapshot())
+        print(make_table())
     elif arguments.show:
         print(tables(problems, lambda run: run.version != version_of(Unit(run.problem, run.searcher, run.seed))))
         figure(problems, FIGURE)

@@ -19,9 +19,11 @@ from tuner.calibration import MOST_STEPS, evenly
 from tuner.config import EngineConfig
 from tuner.engine.protocol import MeasurePlan
 from tuner.engine.twin.calibrate import MIN_STEPS, Followed, fit_sets, follow
+from tuner.engine.twin.coefficient_sets import CoefficientSets
 from tuner.engine.twin.devices import find_device
 from tuner.engine.twin.engine import TwinEngine
 from tuner.engine.twin.replay import MeasuredTrial
+from tuner.engine.twin.steptime import Coefficients
 from tuner.ledger import History
 from tuner.model_files import config_folder
 from tuner.opening import base_config, build_workload
@@ -49,7 +51,7 @@ class TableTwin:
         self._file = file
         self._rows = rows
         self._cell_of = cell_of
-        self._followed = lru_cache(maxsize=None)(self._follow)
+        self._followed = lru_cache(maxsize=None)(lambda cell: self.follow(cell, self._rows[cell]))
         self._calibrated = lru_cache(maxsize=None)(self._calibrate)
         self._predicted = lru_cache(maxsize=None)(self._predict)
 
@@ -57,10 +59,35 @@ class TableTwin:
         """Return what predicts by the first of the trials so far."""
 
         def predict(changes: Changes, basis: int) -> Values | None:
-            measured = [self._cell_of(t.params) for t in history().trials if t.engine is not None]
-            return self._predicted(tuple(measured[:basis]), self._cell_of(changes))
+            measured = dict.fromkeys(self._cell_of(t.params) for t in history().trials if t.engine is not None)
+            return self._predicted(tuple(measured)[:basis], self._cell_of(changes))
 
         return predict
+
+    @cached_property
+    def catalogue(self) -> TwinEngine:
+        """The twin that nothing was measured for."""
+        folder = config_folder(self._file)
+        assert folder is not None
+        return TwinEngine(find_device("cpu"), folder)
+
+    def follow(self, cell: Cell, rows: Path) -> Followed:
+        """Replay a measurement of a configuration, from a folder with its rows.
+
+        Raises
+        ------
+        RuntimeError
+            When the twin's scheduler cannot follow it.
+        """
+        trial = MeasuredTrial(self._config(cell), self._workload, load(rows))
+        found = follow(trial, self.catalogue, MOST_STEPS)
+        if found is None:
+            raise RuntimeError(f"{rows}: the twin's scheduler cannot follow it")
+        return found
+
+    def at(self, cell: Cell, coefficients: Coefficients) -> Values:
+        """Predict a configuration with some coefficients."""
+        return self._figures(self.catalogue.with_coefficients(CoefficientSets(coefficients)), cell)
 
     @cached_property
     def _base(self) -> EngineConfig:
@@ -70,27 +97,19 @@ class TableTwin:
     def _workload(self) -> Workload:
         return build_workload(self._file, Path("/tmp") / "search-benchmark").workload
 
-    @cached_property
-    def _catalogue(self) -> TwinEngine:
-        folder = config_folder(self._file)
-        assert folder is not None
-        return TwinEngine(find_device("cpu"), folder)
-
     def _config(self, cell: Cell) -> EngineConfig:
         return self._base.with_args(dict(zip(self._file.spec.space, cell, strict=True)))
 
-    def _follow(self, cell: Cell) -> Followed | None:
-        trial = MeasuredTrial(self._config(cell), self._workload, load(self._rows[cell]))
-        return follow(trial, self._catalogue, MOST_STEPS)
-
     def _calibrate(self, cells: tuple[Cell, ...]) -> TwinEngine:
-        followed = [f for cell in evenly(cells) if (f := self._followed(cell)) is not None]
+        followed = [self._followed(cell) for cell in evenly(cells)]
         if sum(len(f.measured_s) for f in followed) < MIN_STEPS:
-            return self._catalogue
-        return self._catalogue.with_coefficients(fit_sets(followed, self._catalogue))
+            return self.catalogue
+        return self.catalogue.with_coefficients(fit_sets(followed, self.catalogue))
 
     def _predict(self, calibrated_on: tuple[Cell, ...], cell: Cell) -> Values:
-        twin = self._calibrated(calibrated_on)
+        return self._figures(self._calibrated(calibrated_on), cell)
+
+    def _figures(self, twin: TwinEngine, cell: Cell) -> Values:
         outcome = twin.run(self._config(cell), self._workload, MeasurePlan(speed_probe=False), lambda _: None)
         return figures(outcome) if isinstance(outcome, Measurement) else (math.inf, math.inf)
 

@@ -24,7 +24,8 @@ from search_bench.problem import (
 )
 from search_bench.results import curve, hours_to, infeasible_share, trials_to
 from search_bench.searchers import Gated, Listed, Outcome, Suggestion
-from search_bench.table import SNAPSHOT, Table, _deviations
+from search_bench.table import Table
+from search_bench.table_snapshot import LOG_SPEEDS, SNAPSHOT, deviations, worth
 from search_end import ended_after
 
 from tuner.config import EngineConfig
@@ -119,7 +120,7 @@ def test_noise_hangs_on_configuration_and_seed_alone() -> None:
 def test_noise_of_the_table_is_that_of_its_repeated_measurements() -> None:
     table = Table()
     drawn = np.log([table.noise(np.random.default_rng(seed)) for seed in range(500)])
-    there = {tuple(row) for row in _deviations(json.loads(SNAPSHOT.read_text())["measurements"]).round(9)}
+    there = {tuple(row) for row in deviations(json.loads(SNAPSHOT.read_text())["measurements"], "raw_").round(9)}
     assert {tuple(row) for row in drawn.round(9)} <= there
     assert (drawn.std(axis=0) > 0.02).all()
     assert (drawn.std(axis=0) < 0.15).all()
@@ -129,7 +130,20 @@ def test_repeated_measurements_deviate_from_the_truth_by_more_than_from_their_me
     once = {"args": {"max_num_seqs": 1}, "again": False, "ttft_s": 1.0, "tpot_s": 0.01}
     again = {**once, "again": True, "ttft_s": math.exp(0.2), "tpot_s": 0.01}
     alone = {**once, "args": {"max_num_seqs": 2}}
-    assert _deviations([once, again, alone]) == pytest.approx(np.array([[-0.1 * 2**0.5, 0], [0.1 * 2**0.5, 0]]))
+    assert deviations([once, again, alone]) == pytest.approx(np.array([[-0.1 * 2**0.5, 0], [0.1 * 2**0.5, 0]]))
+
+
+def test_what_a_slow_machine_measured_counts_for_what_it_usually_would_have() -> None:
+    queueing = np.column_stack([2 * LOG_SPEEDS + 1, LOG_SPEEDS - 3])
+    slow = np.array([2 * 0.05 + 1, 0.05 - 3]) + 0.01  # and a hundredth longer than the twin says
+    assert worth(slow, 0.05, queueing, 0.03) == pytest.approx([1.01, -2.99], abs=2e-3)
+
+
+def test_a_run_that_had_not_tipped_over_yet_is_not_counted_as_one_that_had() -> None:
+    tips_at_0 = np.column_stack([LOG_SPEEDS, np.where(LOG_SPEEDS < 0, LOG_SPEEDS, LOG_SPEEDS + 0.8)])
+    before, beyond = (worth(np.array([0.03, tpot]), 0.03, tips_at_0, 0.005)[1] for tpot in (0.03, 0.83))
+    assert before == pytest.approx(0.0, abs=0.1)  # the twin alone would say that it was beyond and make it 0.8 less
+    assert beyond == pytest.approx(0.4, abs=0.2)  # the mean of both: at the usual speed it tips over
 
 
 def test_twin_of_the_table_learns_from_the_trials_of_the_run() -> None:

@@ -6,7 +6,8 @@ catalogue) says how far the machine at hand is from that. Calibration fits coeff
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,9 +26,11 @@ COMPONENTS = (
     "communication",
 )
 """`step`: fixed cost of any step. `eager`: launches of layers that no graph replays, and traffic that a compiler would
-have fused. `linear`: matrix products, the larger of their arithmetic and of reading the weights. `token`: memory
-traffic of activations. `prefill_attention`, `decode_attention`: attention of prompt chunks and of single tokens.
-`request`: host work and sampling a request. `communication`: all-reduces of tensor parallelism."""
+have fused. `linear`: matrix products, their arithmetic and reading the weights. `token`: memory traffic of
+activations. `prefill_attention`, `decode_attention`: attention of prompt chunks and of single tokens, its arithmetic
+and reading keys and values. Where a device hides reading behind arithmetic (`Efficiency.overlaps`), the larger of the
+two counts, otherwise both. `request`: host work and sampling a request. `communication`: all-reduces of tensor
+parallelism."""
 
 # Activation bytes that norms, rotary embedding, activation function and residuals move a token and layer, in units
 # of (hidden + intermediate) values: each of about six element-wise passes reads and writes its operand once.
@@ -185,6 +188,7 @@ class StepCost:
         ring = 2 * (tp - 1) / tp
         self._reduce_token_s = 2 * shape.layers * ring * shape.hidden * shape.dtype_bytes / (device.link_gb_s * 1e9)
         self._reduce_s = 2 * shape.layers * device.link_latency_s if tp > 1 else 0.0
+        self._together: Callable[[float, float], float] = max if eff.overlaps else operator.add
         self._dense_params = shape.layers * shape.attention_params
         self._expert_params = shape.layers * shape.mlp_params
         self._vector = (coefficients or Coefficients()).vector()
@@ -205,10 +209,10 @@ class StepCost:
         return (
             self._step_s,
             0.0 if captured else self._eager_s + tokens * self._eager_token_s,
-            max(weights_s, arithmetic_s),
+            self._together(weights_s, arithmetic_s),
             tokens * self._token_s,
-            max(load.prefill_pairs * self._pair_s, load.prefill_context * self._context_s),
-            max(load.decode_context * self._context_s, load.decode_context * self._pair_s),
+            self._together(load.prefill_context * self._context_s, load.prefill_pairs * self._pair_s),
+            self._together(load.decode_context * self._context_s, load.decode_context * self._pair_s),
             (load.decodes + load.sampled) / 2 * self._request_s,
             self._reduce_s + tokens * self._reduce_token_s if self._reduce_s else 0.0,
         )

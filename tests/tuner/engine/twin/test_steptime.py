@@ -63,6 +63,18 @@ def test_more_work_never_takes_less_time(requests: int, context: int, more: int)
     assert step(prefill(requests, context)) <= step(prefill(requests, context + more))
 
 
+def test_reading_hides_behind_arithmetic_on_a_gpu_and_adds_to_it_on_a_cpu() -> None:
+    linear = COMPONENTS.index("linear")
+    cpu = StepCost(shape(SMOLLM2), find_device("CPU"), KernelChoice())
+    one, two, three = (cpu.components(prefill(tokens))[linear] for tokens in (64, 128, 192))
+    assert two - one == pytest.approx(three - two)
+    assert one > 0.55 * two  # the weights are read once, for however many tokens
+    gpu = cost()
+    few, many, more = (gpu.components(prefill(tokens))[linear] for tokens in (8, 2048, 4096))
+    assert few == pytest.approx(gpu.components(prefill(16))[linear])
+    assert more == pytest.approx(2 * many, rel=0.01)
+
+
 def test_decoding_a_32b_model_on_four_a6000_is_bound_by_its_weights() -> None:
     weights_s = 65.5e9 / 4 / 768e9
     assert 1.0 < cost()(decode(1, 1000)) / weights_s < 2.0
