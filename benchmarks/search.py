@@ -25,7 +25,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from search_bench import ours, play, results, searchers, table_twin, twin_problems
+from search_bench import play, results, searchers, twin_problems
 from search_bench.ours import PARTS, Tuner
 from search_bench.problem import Problem
 from search_bench.report import figure, tables
@@ -93,21 +93,27 @@ def searcher_named(name: str, problem: Problem, seed: int, *, on_disk: bool = Fa
 
 
 @lru_cache(maxsize=8)
-def _code(own: bool, calibrates: bool) -> str:
+def _code(own: bool, on_table: bool) -> str:
     top = Path(__file__).parents[1]
-    tuner = top / "tuner"
-    shared = [Path(play.__file__), Path(searchers.__file__), tuner / "design.py", tuner / "gate.py"]
+    bench, tuner = top / "benchmarks" / "search_bench", top / "tuner"
+    used = [
+        *(bench / name for name in ("play.py", "problem.py", "searchers.py")),
+        tuner / "design.py",
+        tuner / "gate.py",
+    ]
+    if on_table:
+        used.append(bench / "table.py")
     if own:
-        own_code = ("proposer.py", "chooser.py", "guidance.py", "told.py")
-        shared += [Path(ours.__file__), *(tuner / name for name in own_code), *(tuner / "search").glob("*.py")]
-        shared.append(top / "objectives" / "pareto.py")
-        if calibrates:
-            shared += [Path(table_twin.__file__), tuner / "calibration.py", *(tuner / "engine" / "twin").glob("*.py")]
-    return results.code_version(shared)
+        own_code = ("proposer.py", "proposal.py", "chooser.py", "guidance.py", "told.py")
+        used += [bench / "ours.py", *(tuner / name for name in own_code), *(tuner / "search").glob("*.py")]
+        used.append(top / "objectives" / "pareto.py")
+        if on_table:
+            used += [bench / "table_twin.py", tuner / "calibration.py", *(tuner / "engine" / "twin").glob("*.py")]
+    return results.code_version(used)
 
 
 def version_of(unit: Unit) -> str:
-    """Return what a run's result hangs on: its searcher's code and its problem's data."""
+    """Return what a run's result hangs on: the code of its searcher and of what it is told, and its problem's data."""
     return f"{_code(unit.searcher in PARTS, unit.problem == Table.name)}-{problem_named(unit.problem).version}"
 
 

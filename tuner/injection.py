@@ -47,7 +47,7 @@ def inject(study: str, texts: Sequence[str]) -> str:
         if trial.config.key() == wanted.key() and trial.state in _TELLS:
             return f"trial {trial.number} is this configuration already ({trial.state}); nothing was queued"
     proposer = proposer_of(file, folder)
-    if changes in proposer.queued():
+    if changes in proposer.queued(OPERATOR):
         return "this configuration is queued already; nothing was queued"
     place = _checked(file, wanted, folder.path / "try.log")
     teaches = proposer.enqueue(OPERATOR, changes, place, at_once=True)

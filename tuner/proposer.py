@@ -143,13 +143,11 @@ class Proposer:
         if not any(t.state.name == "WAITING" and t.user_attrs == attributes for t in trials):
             self._study.enqueue_trial(trials[number].params, user_attrs=attributes)
 
-    def queued(self) -> list[Mapping[str, Value]]:
-        """Configurations that are queued and were not proposed yet."""
-        return [
-            json.loads(t.user_attrs["changes"])
-            for t in self._study.get_trials(deepcopy=False)
-            if t.state.name == "WAITING"
-        ]
+    def queued(self, source: str) -> list[Mapping[str, Value]]:
+        """Configurations that somebody queued and that were not proposed yet."""
+        trials = self._study.get_trials(deepcopy=False)
+        waiting = [t.user_attrs for t in trials if t.state.name == "WAITING"]
+        return [json.loads(told["changes"]) for told in waiting if told.get("source") == source]
 
     def standing(self) -> Standing:
         """Return where the study stands, in one look at the store: each costs as much as there are trials under way."""

@@ -95,7 +95,7 @@ class Tuner:
             self._proposer.enqueue(source, self._naming.inner(changes), self._naming.inner(place))
         self._known: dict[str, Outcome] = {}
         self._keys: dict[int, str] = {}
-        self._proposals: dict[int, Proposal] = {}
+        self._proposals: dict[int, tuple[Proposal, Admitted]] = {}
 
     def ask(self) -> Suggestion:
         """Return the next proposal that needs an engine."""
@@ -114,7 +114,7 @@ class Tuner:
                 self._proposer.tell_unusable(proposal.number)  # another actor is at it
             else:
                 self._keys[proposal.number] = verdict.key
-                self._proposals[proposal.number] = proposal
+                self._proposals[proposal.number] = (proposal, verdict)
                 return Suggestion(proposal.number, changes, proposal.source)
             refusals += 1
             if refusals > REFUSALS_IN_A_ROW:
@@ -133,12 +133,10 @@ class Tuner:
     def tell(self, suggestion: Suggestion, outcome: Outcome) -> None:
         """Tell the proposer, and the gate what came of what it would have refused."""
         self._known[self._keys.pop(suggestion.number)] = outcome
-        self._told(self._proposals.pop(suggestion.number), outcome)
+        proposal, verdict = self._proposals.pop(suggestion.number)
+        self._told(proposal, outcome)
         self._records.append(record(len(self._records), self._base, suggestion.changes, outcome.truth))
-        if self._gate is None:
-            return
-        verdict = self._gate.check(self._base.with_args(suggestion.changes))
-        if isinstance(verdict, Admitted) and verdict.predicted_failure is not None:
+        if self._gate is not None and verdict.predicted_failure is not None:
             self._gate.proven(right=outcome.values is None)
 
     def _told(self, proposal: Proposal, outcome: Outcome) -> None:

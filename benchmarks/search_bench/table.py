@@ -1,8 +1,8 @@
 """Problem (a): a table of the real CPU engine, measured by `benchmarks/cpu_table.py`.
 
 What a configuration is worth is what `table_snapshot` makes of its measurements: what they would have been at the mean
-speed of the machine. A run is told that with noise: by how much one of the repeated measurements differed, as it was
-measured, from the mean of its configuration.
+speed of the machine. A run is told that with noise: by how much one of the repeated measurements, had all been made in
+one sitting as a study is, differed from the mean of its configuration.
 
 Two sizes of the KV cache are too small to start (180 MiB are needed) and were not measured: the infeasible half.
 """
@@ -57,7 +57,7 @@ class Table:
         self.version = hashlib.sha256(SNAPSHOT.read_bytes()).hexdigest()[:8]
         self.default: Changes = DEFAULT
         self._rows: dict[Cell, dict[str, Any]] = {_cell(row["args"]): row for row in kept["configurations"]}
-        self._deviations = deviations(kept["measurements"], "raw_")
+        self._deviations = deviations(kept["measurements"], "seen_")
 
     @cached_property
     def space(self) -> Any:
@@ -74,7 +74,7 @@ class Table:
         return Truth((row["ttft_s"], row["tpot_s"]), NEEDED_MIB / pool_mib - 1, trial_s)
 
     def noise(self, generator: np.random.Generator) -> Values:
-        """Draw by how much one of the repeated measurements, as measured, differed from its configuration's mean."""
+        """Draw by how much one of the repeated measurements differs from its configuration's mean in one sitting."""
         ttft, tpot = np.exp(generator.choice(self._deviations))
         return float(ttft), float(tpot)
 

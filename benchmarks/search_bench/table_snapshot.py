@@ -12,7 +12,8 @@ twin says that this happens is not exactly where it does. Whether a run was befo
 that the twin's speeds are shifted by what explains them best.
 
 That this is right is seen where a configuration was measured more than once: `make_snapshot` says by how much such
-measurements differ as they are and as they are counted. What was measured more than once is worth the mean.
+measurements differ as they are, as they would in one sitting, and as they are counted. What was measured more than once
+is worth the mean.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,16 +44,19 @@ LOG_SPEEDS = np.linspace(-0.16, 0.16, 33)
 SHIFTS = np.linspace(-0.06, 0.06, 25)
 SHIFT_DEVIATION = 0.02
 """How far the twin's speed may be from that at which the engine does the same; as the probes' was from the steps'."""
+PAUSE_S = 20 * 60.0
+"""Between two measurements of one sitting lies less: a start, or a look at what there is."""
 NOISE = 0.03
 """What two runs differ by beyond speed; of Student's distribution with 4 degrees of freedom, since some differ more."""
 
 
 class Measured(NamedTuple):
-    """One measurement of the campaign, in the folder `path`."""
+    """One measurement of the campaign, in the folder `path`, at a Unix time."""
 
     path: Path
     args: dict[str, Any]
     again: bool
+    at: float
 
 
 def measurements(space: dict[str, list[int]]) -> Iterator[Measured]:
@@ -59,10 +64,11 @@ def measurements(space: dict[str, list[int]]) -> Iterator[Measured]:
     for path in sorted(MEASURED.iterdir()):
         if not (path / "case.json").exists():
             continue
-        args = json.loads((path / "case.json").read_text())["args"]
+        case = json.loads((path / "case.json").read_text())
+        args, at = case["args"], datetime.fromisoformat(case["measured_at"]).timestamp()
         cell = {"long_prefill_token_threshold": 0, **args}
         if cell.keys() == space.keys() and all(cell[n] in space[n] for n in space):
-            yield Measured(path, {n: cell[n] for n in space}, "-again" in path.name)
+            yield Measured(path, {n: cell[n] for n in space}, "-again" in path.name, at)
 
 
 def make_snapshot(measured: Sequence[Measured], cells: Sequence[Cell], twin: TableTwin) -> str:
@@ -92,6 +98,7 @@ def make_snapshot(measured: Sequence[Measured], cells: Sequence[Cell], twin: Tab
         }
         rounded = {name: float(f"{value:.6g}") for name, value in values.items()}
         rows.append({"args": one.args, "again": one.again, "speed": round(speed, 4), **rounded})
+    _add_what_one_sitting_would_see(rows, _sittings([one.at for one in measured]))
     groups = _by_configuration(rows)
     write_json(SNAPSHOT, {"configurations": [_averaged(group) for group in groups], "measurements": rows})
     return "\n".join(
@@ -99,6 +106,7 @@ def make_snapshot(measured: Sequence[Measured], cells: Sequence[Cell], twin: Tab
             f"{len(groups)} configurations, {sum(len(g) > 1 for g in groups)} of them measured again",
             f"speed of the machine: standard deviation {np.log(speeds).std():.1%}",
             f"repeated measurements as they are: {_spread(deviations(rows, 'raw_'))}",
+            f"in one sitting: {_spread(deviations(rows, 'seen_'))}",
             f"as they are counted: {_spread(deviations(rows))}",
         )
     )
@@ -113,7 +121,7 @@ def deviations(rows: Sequence[Row], prefix: str = "") -> Array:
     Parameters
     ----------
     prefix:
-        `raw_` for the values as they were measured.
+        `raw_` for the values as they were measured, `seen_` for what they would have been in one sitting.
     """
     repeated = [_logarithms(group, prefix) for group in _by_configuration(rows) if len(group) > 1]
     return np.vstack([(g - g.mean(axis=0)) * (len(g) / (len(g) - 1)) ** 0.5 for g in repeated])
@@ -153,6 +161,23 @@ def _speeds(measured: Sequence[Measured], followed: Sequence[Followed], fitted: 
 def _curve(twin: TableTwin, cell: Cell, fitted: Coefficients) -> Array:
     """Return the logarithms of what the twin says of a configuration at each of `LOG_SPEEDS` (n, 2)."""
     return np.log([twin.at(cell, fitted.scaled(float(speed))) for speed in np.exp(LOG_SPEEDS)])
+
+
+def _sittings(at: Sequence[float]) -> list[int]:
+    """Number the sittings of measurements, from their times: between two of them lies a pause."""
+    order = np.argsort(at)
+    number = np.zeros(len(at), dtype=int)
+    number[order[1:]] = np.cumsum(np.diff(np.array(at)[order]) > PAUSE_S)
+    return [int(n) for n in number]
+
+
+def _add_what_one_sitting_would_see(rows: Sequence[Row], sittings: Sequence[int]) -> None:
+    """Add to each measurement what it would have been had all sittings been on the same machine and day."""
+    for name in ("ttft_s", "tpot_s"):
+        slower = np.log([row[f"raw_{name}"] / row[name] for row in rows])
+        for row, sitting in zip(rows, sittings, strict=True):
+            level = float(np.exp(slower[np.array(sittings) == sitting].mean()))
+            row[f"seen_{name}"] = float(f"{row[f'raw_{name}'] / level:.6g}")
 
 
 def _spread(found: Array) -> str:

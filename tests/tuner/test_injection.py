@@ -68,6 +68,18 @@ def test_same_configuration_is_queued_once(study: ToyStudy) -> None:
     assert not study.proposer().standing().queued
 
 
+def test_what_waits_as_a_recipe_is_tried_at_once_when_the_operator_asks_and_not_measured_twice(study: ToyStudy) -> None:
+    proposer = study.proposer()
+    proposer.enqueue("recipe:other", {"max_num_seqs": 4, "max_num_batched_tokens": 64})
+    proposer.enqueue("recipe:some", {"max_num_seqs": 16, "max_num_batched_tokens": 64})
+
+    inject("toy.yaml", ["max_num_seqs=16", "max_num_batched_tokens=64"])
+    study.run(ToyEngine(), trials=3)
+
+    assert [t.source for t in study.trials if t.engine] == ["reference", "operator", "recipe:other"]
+    assert not study.proposer().queued("operator")
+
+
 def test_configuration_that_changes_the_probe_is_no_trial_of_a_study_that_corrects_by_it(study: ToyStudy) -> None:
     chunks = {"space": {"max_num_seqs": [1, 4, 16]}, "measure": {"drift": "correct"}}
     Path("toy.yaml").write_text(yaml.safe_dump({**SPEC, **TWIN, **chunks}))

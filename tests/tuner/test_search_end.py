@@ -60,4 +60,4 @@ def test_front_is_measured_again_before_what_the_budget_has_no_room_for(tmp_path
     study.run(ToyEngine(), trials=1)
 
     assert [(t.source, t.repeats) for t in study.trials] == [("reference", None), ("confirm", 0), ("confirm", 0)]
-    assert len(study.proposer().queued()) == 2
+    assert len(study.proposer().queued("recipe:some")) == 2
