@@ -115,6 +115,8 @@ be fixed under `engine`. Its value takes one of these forms:
 | `{low: 0.8, high: 0.96}` | any number of the range; `type: float` for ends that are whole numbers |
 | `{low: 0.5, high: 0.95, step: 0.05}` | a number of the range in steps from `low` |
 | `{low: 64, high: 8192, log: true}` | searched on a logarithmic scale; starts above 0, takes no step |
+| `{choices: [512, 2048], when: {enable_chunked_prefill: true}}` | searched where `enable_chunked_prefill`, another \
+parameter of the space, is true; not set where it is not |
 """
 
 LENGTHS = """\

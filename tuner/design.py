@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect
 
-from tuner.space import Parameter, Space, Value
+from tuner.space import Parameter, Space, Value, active
 
 
 def design_points(space: Space, count: int, seed: int) -> list[dict[str, Value]]:
@@ -21,7 +21,7 @@ def design_points(space: Space, count: int, seed: int) -> list[dict[str, Value]]
     sobol = qmc.Sobol(len(space), scramble=True, rng=seed)
     positions = sobol.random_base2(max(0, count - 1).bit_length())[:count]
     return [
-        {name: value_at(parameter, float(x)) for (name, parameter), x in zip(space.items(), position, strict=True)}
+        active(space, {name: value_at(p, float(x)) for (name, p), x in zip(space.items(), position, strict=True)})
         for position in positions
     ]
 

@@ -22,7 +22,7 @@ from tuner.proposal import Proposal, Standing, Told, attributes_of, proposal_of
 from tuner.search.border import Admits
 from tuner.search.encoding import MOST_WHOLE_NUMBERS, decode, encode
 from tuner.search.suggest import Past
-from tuner.space import Parameter, Space, Value
+from tuner.space import Parameter, Space, Value, active, is_active
 from tuner.spec import Search
 from tuner.told import BESIDE, CENSORED, LEARNED, STARTS, modelled, past_of
 
@@ -113,11 +113,12 @@ class Proposer:
         """
         where = {**(place or {}), **changes}
         coordinates = {name: where[name] for name in self._space if name in where}
-        in_space = all(name in where and self._space[name].contains(where[name]) for name in self._space)
-        in_space = in_space and all(name in self._space for name in changes)
-        fixed = {name: encode(self._space[name], where[name]) for name in self._space} if in_space else {}
+        searched = [name for name in self._space if is_active(self._space, name, where)]
+        in_space = all(name in where and self._space[name].contains(where[name]) for name in searched)
+        in_space = in_space and all(name in searched for name in changes)
+        fixed = {name: encode(self._space[name], where[name]) for name in searched} if in_space else {}
         described = attributes_of(source, changes, in_space=in_space)
-        more = [name for name in changes if name not in self._space and changes[name] != (place or {}).get(name)]
+        more = [name for name in changes if name not in searched and changes[name] != (place or {}).get(name)]
         is_beside = not in_space and not more and self._chooser.coordinates.place(coordinates) is not None
         if is_beside:
             described[BESIDE] = json.dumps(coordinates)
@@ -204,10 +205,10 @@ class Proposer:
                 running = optuna.trial.TrialState.RUNNING
                 self._study._storage.set_trial_state_values(waiting._trial_id, state=running)
                 trial = optuna.Trial(self._study, waiting._trial_id)
-                for name, distribution in self._distributions.items() if waiting.user_attrs["in_space"] else ():
-                    trial._suggest(name, distribution)
+                for name in waiting.system_attrs.get("fixed_params", {}):
+                    trial._suggest(name, self._distributions[name])
         if waiting is None:
-            changes = {n: decode(self._space[n], v) for n, v in trial.params.items()}
+            changes = active(self._space, {n: decode(self._space[n], v) for n, v in trial.params.items()})
             for key, value in attributes_of("sampler", changes, in_space=True).items():
                 trial.set_user_attr(key, value)
         return proposal_of(trial.number, trial.user_attrs)

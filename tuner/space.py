@@ -13,10 +13,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from tuner.errors import EngineUnsupportedError
 from tuner.section import Section
@@ -43,6 +44,11 @@ class Parameter(Section):
     high: float | None = Field(default=None, description="Largest value of a range, included.")
     log: bool = Field(default=False, description="Whether the range is searched on a logarithmic scale.")
     step: float | None = Field(default=None, gt=0, description="Distance between the values of a range.")
+    when: dict[str, tuple[Value, ...]] = Field(
+        default_factory=dict,
+        description="Other parameters of the space, each with the values (one, or a list) at which this one is "
+        "searched; at others it is not set, so that vLLM's default holds.",
+    )
     _zero_is_most: bool = PrivateAttr(default=False)
 
     @model_validator(mode="before")
@@ -53,6 +59,13 @@ class Parameter(Section):
         if not isinstance(value, dict | Parameter):
             raise ValueError("give a list of choices, or low and high; what is always the same stands in engine.args")
         return value
+
+    @field_validator("when", mode="before")
+    @classmethod
+    def _one_value_is_a_list_of_one(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: each if isinstance(each, list | tuple) else (each,) for name, each in value.items()}
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Self:
@@ -174,6 +187,44 @@ def in_order(space: Space) -> dict[str, Parameter]:
     return {name: p.with_zero_above_all() if name in ZERO_IS_NO_LIMIT else p for name, p in space.items()}
 
 
+def is_active(space: Space, name: str, changes: Mapping[str, Value]) -> bool:
+    """Whether a parameter is searched in a configuration: its `when` holds, and that of what it hangs on."""
+    return all(
+        other in changes
+        and _identity(changes[other]) in {_identity(value) for value in values}
+        and is_active(space, other, changes)
+        for other, values in space[name].when.items()
+    )
+
+
+def active(space: Space, changes: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a configuration without the parameters that are not searched in it."""
+    return {name: value for name, value in changes.items() if name not in space or is_active(space, name, changes)}
+
+
+def with_sound_conditions(space: Space) -> Space:
+    """Return a space whose parameters hang on others of it, and not in a circle.
+
+    Raises
+    ------
+    ValueError
+        With the parameter, and what is wrong with its `when`.
+    """
+    for name, parameter in space.items():
+        for other, values in parameter.when.items():
+            if other not in space:
+                raise ValueError(f"{name}.when names {other}, which is not in the space; search it, or leave it out")
+            if strange := [value for value in values if not space[other].contains(value)]:
+                raise ValueError(f"{name}.when: {other} is never {strange[0]!r} in this space")
+            if not values:
+                raise ValueError(f"{name}.when: give at least one value of {other}")
+    try:
+        TopologicalSorter({name: parameter.when.keys() for name, parameter in space.items()}).prepare()
+    except CycleError as error:
+        raise ValueError(f"`when` leads in a circle: {' → '.join(error.args[1])}; leave out one") from error
+    return space
+
+
 @cache
 def engine_argument_names() -> frozenset[str]:
     """Names of the engine arguments of the vLLM that is installed, read from the source of its `EngineArgs`.
@@ -247,5 +298,7 @@ def describe(space: Space) -> Sequence[tuple[str, str]]:
         else:
             extra = ", log" if parameter.log else f", step {parameter.step:g}" if parameter.step else ""
             text = f"{parameter.low:g} … {parameter.high:g}{extra}"
+        for other, values in parameter.when.items():
+            text += f"; where {other} is {' or '.join(json.dumps(v) for v in values)}"
         rows.append((name, text))
     return rows

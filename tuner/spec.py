@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from objectives.constraints import Constraint
 from tuner.section import Section
-from tuner.space import Parameter, in_order
+from tuner.space import Parameter, in_order, with_sound_conditions
 from tuner.workload.spec import WorkloadSpec
 
 
@@ -265,7 +265,7 @@ class StudySpec(Section):
     engine: EngineSection = Field(default_factory=EngineSection, description="What is the same in all trials.")
     resources: Resources = Field(default_factory=Resources, description="What engines get, and how many work at once.")
     workload: WorkloadSpec = Field(description="The requests that every trial runs.")
-    space: Annotated[dict[str, Parameter], AfterValidator(in_order)] = Field(
+    space: Annotated[dict[str, Parameter], AfterValidator(with_sound_conditions), AfterValidator(in_order)] = Field(
         min_length=1, description="What is searched."
     )
     recipes: tuple[str, ...] = Field(
@@ -306,6 +306,9 @@ class StudySpec(Section):
         document = self.model_dump(mode="json", exclude=free)
         document["search"] = {"sampler": document["search"]["sampler"]}
         document.pop("model_config_file")
+        for parameter in document["space"].values():  # a file without conditions is what it was before there were any
+            if not parameter["when"]:
+                parameter.pop("when")
         if self.resources.gpus_per_engine:  # on the CPU, how many share the cores is what each gets
             document["resources"].pop("engines")
         return document

@@ -12,6 +12,7 @@ import numpy as np
 from tuner.search.coordinates import Array, Coordinates, keys
 from tuner.search.encoding import decode
 from tuner.search.suggest import Past
+from tuner.space import Value, is_active
 
 STARTS = "starts"
 """Name of Optuna's constraint for everything that keeps an engine from running: memory, or arguments vLLM refuses."""
@@ -62,7 +63,7 @@ def past_of(
     constraints:
         Their names, `STARTS` first.
     """
-    inside = [t for t in history if t.user_attrs.get("in_space") and len(t.params) == coordinates.size]
+    inside = [t for t in history if t.user_attrs.get("in_space") and _is_whole(t, coordinates)]
     beside = [t for t in history if BESIDE in t.user_attrs]
     ended = [t for t in (*inside, *beside) if CENSORED in t.user_attrs]
     told = [t for t in inside if t.state.name == "COMPLETE" and CENSORED not in t.user_attrs]
@@ -109,10 +110,20 @@ def _values(trial: StoredTrial) -> Sequence[float] | None:
     return found
 
 
+def _is_whole(trial: StoredTrial, coordinates: Coordinates) -> bool:
+    """Whether everything that is searched in a trial was written down; it may have been killed on the way."""
+    values = _decoded(trial, coordinates)
+    return all(name in values for name in coordinates.space if is_active(coordinates.space, name, values))
+
+
+def _decoded(trial: StoredTrial, coordinates: Coordinates) -> dict[str, Value]:
+    return {name: decode(coordinates.space[name], value) for name, value in trial.params.items()}
+
+
 def _place(trial: StoredTrial, coordinates: Coordinates) -> Any:
     if BESIDE in trial.user_attrs:
         return coordinates.place(json.loads(trial.user_attrs[BESIDE]))
-    return coordinates.position({n: decode(coordinates.space[n], v) for n, v in trial.params.items()})
+    return coordinates.position(_decoded(trial, coordinates))
 
 
 def _rows(rows: Sequence[Any], columns: int) -> Array:

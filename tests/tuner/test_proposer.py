@@ -81,6 +81,50 @@ def test_what_is_queued_to_be_tried_at_once_goes_before_the_rest_of_the_queue(tm
     assert [t.state for t in proposer.told().values()] == ["COMPLETE", "COMPLETE", "FAIL"]
 
 
+CONDITIONAL = {
+    "max_num_seqs": Parameter(choices=(1, 4, 16, 64)),
+    "enable_chunked_prefill": Parameter(choices=(True, False)),
+    "long_prefill_token_threshold": Parameter(choices=(128, 512, 2048), when={"enable_chunked_prefill": (True,)}),
+}
+
+
+@pytest.mark.parametrize("sampler", ["gp", "tpe", "random"])
+def test_parameters_that_hang_on_others_are_proposed_and_learned_from_where_they_are_searched(
+    tmp_path: Path, sampler: str
+) -> None:
+    def reopened() -> Proposer:
+        address, search = f"sqlite:///{tmp_path}/optuna.db", Search(sampler=sampler, startup_trials=3)
+        objectives = [(True, 1), (True, 1)]
+        return Proposer(address, "study", CONDITIONAL, search, constraints=[], objectives=objectives)
+
+    reopened().enqueue("reference", {}, {"max_num_seqs": 64, "enable_chunked_prefill": False})
+    tried = []
+    for _ in range(12):  # each time from what is stored alone
+        proposer = reopened()
+        changes = (proposal := proposer.ask()).changes
+        where = {"enable_chunked_prefill": False, "max_num_seqs": 64, **changes}
+        assert ("long_prefill_token_threshold" in changes) == where["enable_chunked_prefill"]
+        tried.append(tuple(sorted(where.items())))
+        seqs, piece = where["max_num_seqs"], where.get("long_prefill_token_threshold", 4096)
+        proposer.tell_measured(proposal.number, [1 + piece / 500, 0.1 + seqs / piece], {"memory": -0.1})
+
+    told = reopened().told().values()
+    assert [t.state for t in told] == ["COMPLETE"] * 12
+    if sampler == "gp":
+        assert len(set(tried)) == 12  # of 16: nothing is tried twice
+
+
+def test_value_of_a_parameter_that_is_not_searched_there_has_no_place_in_the_space(tmp_path: Path) -> None:
+    proposer = Proposer(
+        f"sqlite:///{tmp_path}/optuna.db", "study", CONDITIONAL, Search(), constraints=[], objectives=[(True, 1)]
+    )
+    defaults = {"max_num_seqs": 64, "enable_chunked_prefill": True, "long_prefill_token_threshold": 0}
+    unchunked = {"enable_chunked_prefill": False}
+
+    assert proposer.enqueue("operator", unchunked, defaults)
+    assert not proposer.enqueue("operator", {**unchunked, "long_prefill_token_threshold": 512}, defaults)
+
+
 def test_every_proposal_lies_in_the_space(tmp_path: Path) -> None:
     proposer = open_study(tmp_path)
     for _ in range(6):

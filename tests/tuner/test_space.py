@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from tuner.design import design_points, value_at
 from tuner.proposer import _distribution
 from tuner.search.encoding import decode, encode
-from tuner.space import Parameter, argument_problem, describe, engine_argument_names, in_order
+from tuner.space import Parameter, argument_problem, describe, engine_argument_names, in_order, with_sound_conditions
 
 NUMBERS = st.integers(-1000, 1000) | st.floats(-1000, 1000, allow_nan=False)
 CHOICES = st.lists(
@@ -167,6 +167,52 @@ def test_description_shows_every_form() -> None:
     }
 
     assert describe(space) == [("a", '1, null, "x"'), ("b", "64 … 4096, log"), ("c", "0.5 … 0.9, step 0.1")]
+
+
+def test_description_says_where_a_parameter_is_searched() -> None:
+    space = {"a": Parameter(choices=(1, 2, 4)), "b": Parameter(low=1, high=8, when={"a": (2, 4)})}
+
+    assert describe(space)[1] == ("b", "1 … 8; where a is 2 or 4")
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        ({"a": Parameter(choices=(1, 2), when={"b": (1,)})}, "a.when names b, which is not in the space"),
+        (
+            {"a": Parameter(choices=(1, 2), when={"b": (3,)}), "b": Parameter(choices=(1, 2))},
+            "a.when: b is never 3 in this space",
+        ),
+        (
+            {"a": Parameter(choices=(1, 2), when={"b": ()}), "b": Parameter(choices=(1, 2))},
+            "a.when: give at least one value of b",
+        ),
+        ({"a": Parameter(choices=(1, 2), when={"a": (1,)})}, "in a circle: a → a"),
+        (
+            {
+                "a": Parameter(choices=(1, 2), when={"b": (1,)}),
+                "b": Parameter(choices=(1, 2), when={"c": (1,)}),
+                "c": Parameter(choices=(1, 2), when={"a": (1,)}),
+            },
+            "in a circle",
+        ),
+    ],
+)
+def test_conditions_that_cannot_be_met_are_refused_by_name(space: dict[str, Parameter], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        with_sound_conditions(space)
+
+
+def test_points_of_the_design_set_only_what_is_searched_in_them() -> None:
+    space = {
+        "max_long_partial_prefills": Parameter(low=1, high=4, when={"max_num_partial_prefills": (4,)}),
+        "max_num_partial_prefills": Parameter(choices=(1, 2, 4)),
+    }
+
+    points = design_points(space, 64, seed=1)
+
+    assert all(("max_long_partial_prefills" in p) == (p["max_num_partial_prefills"] == 4) for p in points)
+    assert len({str(p) for p in points}) == 2 + 4
 
 
 def test_more_design_points_begin_with_the_same_ones() -> None:

@@ -110,3 +110,43 @@ def test_unseen_leaves_out_what_is_known_and_what_stands_twice() -> None:
     positions = np.array([[0.5, 0.5], [0.1, 0.2], [0.5, 0.5], [0.9, 0.9]])
 
     assert unseen(positions, set(keys(positions[1:2]))).tolist() == [[0.5, 0.5], [0.9, 0.9]]
+
+
+CONDITIONAL = {
+    "threshold": Parameter(choices=(128, 512, 2048), when={"chunked": (True,)}),
+    "chunked": Parameter(choices=(True, False)),
+    "long": Parameter(choices=(1, 2, 4), when={"threshold": (128, 512)}),
+    "seqs": Parameter(low=1, high=64, log=True),
+}
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_what_is_not_searched_is_not_set_and_makes_no_configuration_of_its_own(seed: int) -> None:
+    coordinates = Coordinates(CONDITIONAL)
+    positions = coordinates.snapped(np.random.default_rng(seed).random((20, coordinates.size)))
+
+    for position, key in zip(positions, keys(positions), strict=True):
+        changes = coordinates.changes(position)
+        assert ("threshold" in changes) == changes["chunked"]
+        assert ("long" in changes) == (changes.get("threshold") in (128, 512))
+        assert keys(coordinates.position(changes)[None, :]) == [key]
+    texts = {str(sorted(coordinates.changes(position).items())) for position in positions}
+    assert len(texts) == len(set(keys(positions)))
+
+
+def test_everything_holds_each_configuration_once_where_parameters_hang_on_others() -> None:
+    small = {name: parameter for name, parameter in CONDITIONAL.items() if name != "seqs"}
+
+    everything = Coordinates(small).everything()
+
+    assert len(everything) == len(set(keys(everything))) == 8  # not chunked; 2048; two thresholds with three each
+
+
+def test_what_is_set_beside_the_space_has_a_place_though_a_parameter_is_not_searched_there() -> None:
+    coordinates = Coordinates(CONDITIONAL)
+
+    place = coordinates.place({"chunked": False, "seqs": 100})
+
+    assert place is not None
+    assert place[3] > 1
+    assert (place[[0, 2]] == coordinates.position({"chunked": False, "seqs": 64})[[0, 2]]).all()
