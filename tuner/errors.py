@@ -45,6 +45,10 @@ class StudyFileError(UsageError):
         lines = (f"{path}: {key}: {text}" if key else f"{path}: {text}" for key, text in problems)
         super().__init__("\n".join("\\n".join(line.splitlines()) for line in lines))
 
+    def __reduce__(self) -> tuple[type[StudyFileError], tuple[str, list[tuple[str, str]]]]:
+        """An exception is copied to another process by its message alone, which `__init__` does not take."""
+        return type(self), (self.path, self.problems)
+
 
 class WorkloadError(UsageError):
     """A workload source that cannot be used."""

@@ -64,6 +64,10 @@ class LoadAbortedError(EngineDiedError):
         self.partial = partial
         super().__init__(message)
 
+    def __reduce__(self) -> tuple[type[LoadAbortedError], tuple[str, LoadResult]]:
+        """An exception is copied to another process by its message alone, which `__init__` does not take."""
+        return type(self), (str(self), self.partial)
+
 
 async def run_load(
     source: TokenSource,
