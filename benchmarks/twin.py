@@ -35,7 +35,7 @@ from objectives.pareto import front, hypervolume
 from tuner.artifacts import load
 from tuner.config import EngineConfig
 from tuner.engine.protocol import MeasurePlan
-from tuner.engine.twin.calibrate import Followed, fit_sets, follow, own_speed, probe_speed
+from tuner.engine.twin.calibrate import Followed, fit_sets, follow, own_speed, speed_among
 from tuner.engine.twin.coefficient_sets import CoefficientSets
 from tuner.engine.twin.devices import find_device
 from tuner.engine.twin.engine import TwinEngine
@@ -143,23 +143,29 @@ def three(rows: Sequence[Row]) -> list[Row]:
     return chosen
 
 
-def predict(row: Row, twin: TwinEngine, coefficients: CoefficientSets) -> Prediction:
+def predict(row: Row, twin: TwinEngine, coefficients: CoefficientSets, chosen: Sequence[Row]) -> Prediction:
     """Play the configuration at the machine's speed by three answers."""
-    speed = probe_speed(row.trial, twin.with_coefficients(coefficients)) or 1.0
+    speed = _speed(row, twin, coefficients, chosen)
     own = own_speed(row.followed, coefficients.of(twin.key(row.trial.config)))
-    played = []
-    for answer in (speed, 1.0, own):
-        engine = twin.with_coefficients(coefficients.scaled(answer))
-        outcome = engine.run(row.trial.config, row.trial.workload, MeasurePlan(), lambda _: None)
-        if isinstance(outcome, Failure):
-            raise SystemExit(f"{row.case.name}: {outcome.message}")
-        played.append(figures(outcome))
-    return Prediction(played[0], played[1], played[2], speed, own)
+    at_speed, common, at_own = (_play(row, twin, coefficients.scaled(answer)) for answer in (speed, 1.0, own))
+    return Prediction(at_speed, common, at_own, speed, own)
 
 
-def score(rows: Sequence[Row], predictions: Mapping[str, Prediction], answer: str = "at_speed") -> dict[str, float]:
+def _speed(row: Row, twin: TwinEngine, coefficients: CoefficientSets, chosen: Sequence[Row]) -> float:
+    return speed_among(row.trial, [r.trial for r in chosen], twin.with_coefficients(coefficients)) or 1.0
+
+
+def _play(row: Row, twin: TwinEngine, coefficients: CoefficientSets) -> tuple[float, float]:
+    engine = twin.with_coefficients(coefficients)
+    outcome = engine.run(row.trial.config, row.trial.workload, MeasurePlan(), lambda _: None)
+    if isinstance(outcome, Failure):
+        raise SystemExit(f"{row.case.name}: {outcome.message}")
+    return figures(outcome)
+
+
+def score(rows: Sequence[Row], values: Sequence[tuple[float, float]]) -> dict[str, float]:
     """Spearman and median relative error of both figures, and the share of the measured front's hypervolume."""
-    predicted = np.array([getattr(predictions[r.key], answer) for r in rows])
+    predicted = np.array(values)
     measured = np.array([r.values for r in rows])
     found = {}
     for column, name in enumerate(FIGURES):
@@ -169,6 +175,13 @@ def score(rows: Sequence[Row], predictions: Mapping[str, Prediction], answer: st
         found[f"error {name}, nine in ten below"] = float(np.quantile(errors, 0.9))
     found["hypervolume of its front"] = picked_share(predicted, measured)
     return found
+
+
+def _scores(rows: Sequence[Row], predictions: Mapping[str, Prediction]) -> tuple[dict[str, float], ...]:
+    """Score at the speed of the probes, at one common speed and at that of the runs' own steps."""
+    by_row = [predictions[r.key] for r in rows]
+    answers = ([p.at_speed for p in by_row], [p.common for p in by_row], [p.at_own for p in by_row])
+    return tuple(score(rows, values) for values in answers)
 
 
 def picked_share(predicted: Array, measured: Array) -> float:
@@ -229,7 +242,7 @@ def main() -> int:
     coefficients = fit_sets([r.followed for r in chosen], twin)
     fit_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
-    predictions = {r.key: predict(r, twin, coefficients) for r in rows}
+    predictions = {r.key: predict(r, twin, coefficients, chosen) for r in rows}
     play_s = (time.perf_counter() - began_s) / (3 * len(rows))
     others = [r for r in single if r not in chosen]
 
@@ -246,10 +259,9 @@ def main() -> int:
           f"run; correlation {np.corrcoef(speeds.T)[0, 1]:.2f}, one over the other off by "
           f"{np.std(speeds[:, 0] - speeds[:, 1]):.1%} (standard deviation).\n")  # fmt: skip
 
-    promised = {name: 0.9 if "Spearman" in name else 0.15 for name in score(others, predictions) if "nine" not in name}
+    seen, common, own = _scores(others, predictions)
+    promised = {name: 0.9 if "Spearman" in name else 0.15 for name in seen if "nine" not in name}
     promised["hypervolume of its front"] = 0.95
-    seen = score(others, predictions)
-    common, own = score(others, predictions, "common"), score(others, predictions, "at_own")
     drawn = spread(single, twin, arguments.choices)
     body = []
     for name, value in seen.items():
@@ -260,10 +272,11 @@ def main() -> int:
             [name, sign, _text(name, value), met, drawn[name], _text(name, common[name]), _text(name, own[name])]
         )
     if len(shared) > 2:
-        for name, value in score(shared, predictions).items():
+        seen, *answers = _scores(shared, predictions)
+        for name, value in seen.items():
             bound = 0.85 if "Spearman" in name else None
             met = "" if bound is None else "met" if value >= bound else "missed"
-            rest = [_text(name, score(shared, predictions, answer)[name]) for answer in ("common", "at_own")]
+            rest = [_text(name, by_answer[name]) for by_answer in answers]
             body.append([f"shared: {name}", f"≥ {bound}" if bound else "", _text(name, value), met, "", *rest])
     choices = f"{arguments.choices} random choices: median (5–95%)"
     print(table(["figure", "promised", "seen", "", choices, "without the speed", "speed of the run's steps"], body))
@@ -297,7 +310,8 @@ def spread(rows: Sequence[Row], twin: TwinEngine, choices: int) -> dict[str, str
         chosen = draw.sample(eager, 3)
         coefficients = fit_sets([r.followed for r in chosen], twin)
         others = [r for r in rows if r not in chosen]
-        for name, value in score(others, {r.key: predict(r, twin, coefficients) for r in others}).items():
+        values = [_play(r, twin, coefficients.scaled(_speed(r, twin, coefficients, chosen))) for r in others]
+        for name, value in score(others, values).items():
             found[name].append(value)
     return {name: _range(values, name) for name, values in found.items()}
 

@@ -18,8 +18,7 @@ from objectives.measurement import Failure, Measurement
 from objectives.metrics import CORRECTED
 from tuner.calibration import FILE, Calibration, Calibrator, calibrator_of, measured_trials
 from tuner.engine.protocol import MeasurePlan
-from tuner.engine.twin.calibrate import Followed, fit_sets, probe_speed
-from tuner.engine.twin.coefficient_sets import CoefficientSets
+from tuner.engine.twin.calibrate import Followed, fit_sets, speed_among
 from tuner.engine.twin.engine import TwinEngine
 from tuner.engine.twin.replay import MeasuredTrial
 from tuner.engine.twin.steptime import COMPONENTS
@@ -211,7 +210,10 @@ def _compare(
         if time.monotonic() > deadline_s:
             return
         sets = fit_sets(others, calibrator.twin) if record.number in fitted else calibration.sets
-        outcome = _predicted(trial, calibrator.twin, sets, file.spec.measure.repeats)
+        twin = calibrator.twin.with_coefficients(sets)
+        speed = speed_among(trial, [f.trial for f in others], twin) or 1.0
+        scaled = calibrator.twin.with_coefficients(sets.scaled(speed))
+        outcome = _predicted(trial, scaled, file.spec.measure.repeats)
         if outcome is None:
             continue
         values = judge(file, outcome, workload, None, metrics).values
@@ -220,11 +222,10 @@ def _compare(
         yield Compared(record.number, {n: record.score.values[n] for n in names}, {n: values[n] for n in names})
 
 
-def _predicted(trial: MeasuredTrial, twin: TwinEngine, sets: CoefficientSets, repeats: int) -> Measurement | None:
-    """Predict a trial for the speed that its probes show; `None` where the twin says that it would fail."""
-    speed = probe_speed(trial, twin.with_coefficients(sets)) or 1.0
+def _predicted(trial: MeasuredTrial, twin: TwinEngine, repeats: int) -> Measurement | None:
+    """Predict a trial; `None` where the twin says that it would fail."""
     plan = MeasurePlan(repeats=repeats, run_budget_s=math.inf)
-    outcome = twin.with_coefficients(sets.scaled(speed)).run(trial.config, trial.workload, plan, _silent)
+    outcome = twin.run(trial.config, trial.workload, plan, _silent)
     return None if isinstance(outcome, Failure) else outcome
 
 

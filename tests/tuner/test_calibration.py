@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from objectives.measurement import Measurement
+from objectives.measurement import Measurement, SpeedProbe
 from tuner import artifacts
 from tuner.calibration import FILE, MOST_TRIALS, Calibration, Calibrator, usable
 from tuner.calibration_report import calibrate
@@ -94,7 +94,9 @@ def _measured(config: EngineConfig, workload: Workload, device: str, predicted: 
     outcome = engine.run(config, workload, MeasurePlan(), lambda _: None)
     assert isinstance(outcome, Measurement), outcome
     facts = dataclasses.replace(outcome.engine, engine="vllm", device_name=device)
-    return dataclasses.replace(outcome, engine=facts, predicted=predicted)
+    probe = engine.probe(config)  # of a machine, which cuts the probe's prompt as the configuration says
+    assert isinstance(probe, SpeedProbe)
+    return dataclasses.replace(outcome, engine=facts, predicted=predicted, speed_before=probe, speed_after=probe)
 
 
 @pytest.fixture
@@ -224,7 +226,7 @@ def test_calibrate_says_what_was_fitted_and_how_well_it_predicts(study: Measured
     assert document["trials"] == [0, 1, 2, 3]
     assert document["check"]["comparable"] == 4
     for figures in document["check"]["objectives"].values():
-        assert figures["median_error"] < 0.1
+        assert figures["median_error"] < 0.05
         assert figures["spearman"] > 0.7
     assert "communication" in text
     assert "the catalogue's" in text

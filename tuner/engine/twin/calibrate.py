@@ -174,6 +174,19 @@ def probe_speed(trial: MeasuredTrial, twin: TwinEngine) -> float | None:
     return None if measured is None or isinstance(predicted, Failure) else measured.prefill_s / predicted.prefill_s
 
 
+def speed_among(trial: MeasuredTrial, calibrated_on: Sequence[MeasuredTrial], twin: TwinEngine) -> float | None:
+    """Say how many times as long everything took in a trial as in those that `twin` was calibrated on, by the probes.
+
+    What is fitted is the speed of those trials' steps. Their probes were faster or slower than that, by chance and
+    since the twin's probe is not quite the engine's: so a probe counts against theirs. `None` without a probe.
+    """
+    speed = probe_speed(trial, twin)
+    theirs = [s for one in calibrated_on if (s := probe_speed(one, twin)) is not None]
+    if speed is None or not theirs:
+        return speed
+    return speed / float(np.exp(np.mean(np.log(theirs))))
+
+
 def own_speed(followed: Followed, coefficients: Coefficients) -> float:
     """Say how many times as long a trial's steps took as a set says: the median over windows of steps."""
     return float(np.median(_ratios(followed.measured_s, followed.seconds_of @ np.array(coefficients.vector()))))

@@ -20,6 +20,7 @@ from tuner.engine.twin.calibrate import (
     follow,
     own_speed,
     robust_nonnegative_fit,
+    speed_among,
 )
 from tuner.engine.twin.coefficient_sets import calibration_key
 from tuner.engine.twin.devices import find_device
@@ -149,6 +150,26 @@ def test_a_trial_of_a_slow_hour_is_recognised_by_its_own_steps(twin: TwinEngine,
     found = calibrate_by_probe(blind, twin)
     speeds = [own_speed(followed(t, twin), found) for t in blind]
     assert speeds[1] / speeds[0] == pytest.approx(known, rel=0.05)
+
+
+def test_a_trials_probe_counts_against_the_probes_of_those_calibrated_on(twin: TwinEngine) -> None:
+    basis = [with_probes(trial(), 1.1), with_probes(trial(max_num_seqs=2), 1.1)]
+    calibrated = twin.with_coefficients(fit_sets([followed(t, twin) for t in basis], twin))
+    slow = with_probes(trial(max_num_seqs=4), 1.1 * 1.3)
+    assert speed_among(slow, basis, calibrated) == pytest.approx(1.3, rel=0.02)
+    unseen = dataclasses.replace(slow, measurement=without_probes(slow.measurement))
+    assert speed_among(unseen, basis, calibrated) is None
+
+
+def with_probes(measured: MeasuredTrial, longer: float) -> MeasuredTrial:
+    """The same trial, whose probes took so many times as long as its steps say."""
+    before, after = (
+        dataclasses.replace(p, prefill_s=p.prefill_s * longer)
+        for p in (measured.measurement.speed_before, measured.measurement.speed_after)
+        if p is not None
+    )
+    measurement = dataclasses.replace(measured.measurement, speed_before=before, speed_after=after)
+    return dataclasses.replace(measured, measurement=measurement)
 
 
 def without_probes(measurement: Measurement) -> Measurement:
