@@ -29,7 +29,8 @@ def larger_budget() -> Finding:
         tried=(*(_twin_budgets(mix) for mix in MIXES), _cpu_budgets(), _published_budgets()),
         turns_on=(
             "the load, for TTFT: it lengthens at light loads on the twin, where prompts share a large step and all "
-            "wait for its end, and shortens near saturation; TPOT improves nowhere"
+            "wait for its end, and shortens near saturation; TPOT improves in a few pairs of the saturated CPU engine, "
+            "and never where TTFT lengthens"
         ),
         why=(
             "The budget is shared by prompt tokens and running requests. A larger one takes prompts in with fewer, "
@@ -131,8 +132,8 @@ def small_chunks() -> Finding:
         tried=(_twin_small_budgets(), _twin_thresholds(), _cpu_small(), _cpu_thresholds()),
         turns_on=(
             "which chunks and whose TTFT: the threshold helps short prompts behind long ones, at the cost of the "
-            "long ones, and only where several requests may run at once; a smaller budget alone helped nobody beyond "
-            "the noise"
+            "long ones, and only where several requests may run at once; a smaller budget alone helped nobody on the "
+            "twin, and on the CPU engine in a few steps down to 1024 or 512"
         ),
         why=(
             "A prompt's own first token hardly comes sooner in pieces: each piece reads the weights again. What can "
@@ -225,8 +226,8 @@ def _cpu_chunks(found: list[cpu.CpuCase], setting: str, name: str) -> Tried:
         where=f"{cpu.WHERE}, {name}",
         predicted=False,
         how=(
-            f"Measured, the quickstart's workload (saturated), one run a configuration, pairs that differ in nothing "
-            f"else; {cpu.speeds()}. Noise: {floor_text}."
+            f"Measured, the quickstart's workload (saturated), one to four runs a configuration, pairs that differ in "
+            f"nothing else; {cpu.speeds()}. Noise: {floor_text}."
         ),
         header=("configuration", name, "mean TTFT, short prompts", "mean TTFT, longest prompts"),
         rows=tuple(rows),

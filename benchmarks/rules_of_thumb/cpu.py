@@ -1,8 +1,9 @@
 """The table of the real CPU engine (benchmarks/data/cpu_table) as pairs that differ in one argument.
 
 Only its quickstart workload: 20 documents of 256 to 3,500 tokens at 0.9 a second, more than two cores keep up with, so
-its load is saturation. Times are divided by the speed of the machine when they were measured: the probe's decode step
-over the median of all, which the scheduler's arguments do not touch. What the table does not have yet is left out.
+its load is saturation. Times are divided by the speed of the machine when they were measured: the probe's prefill over
+the median of those that were cut into as many pieces, since the grid was measured in random order. A configuration that
+was measured more than once counts for the mean.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -23,13 +24,15 @@ from benchmarks.rules_of_thumb.model import Change, Outcome, Tried, ms, percent
 from objectives.measurement import Measurement, SpeedProbe
 from objectives.speed import mean_probe, noise_floor
 from tuner.artifacts import load
+from tuner.probe import PROBE_PROMPT_TOKENS
 
 WHERE = "CPU engine"
 ASSUMED_NOISE = 0.10
-"""Until configurations were measured more than once: the largest spread of the speed probe in the first cases."""
+"""Of figures that were measured once: the largest spread of the speed probe in the first cases."""
 DEFAULT_BLOCK = 128
 """vLLM 0.32's block size on the CPU."""
 TTFT, TPOT = "ttft_p95_s", "tpot_p95_s"
+TIMES = ("ttft_mean_s", "ttft_p95_s", "tpot_mean_s", "tpot_p95_s", "ttft_short_s", "ttft_long_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class CpuCase:
         What it was, as far as it can matter: `pool` is the size of the KV pool where it can be full, else "enough";
         prefix caching is left out, since this workload shares nothing.
     index:
-        How many times as long the machine took for a decode step as it does in the median.
+        How many times as long the machine took for its probe's prefill as it does in the median.
     prefill_s, decode_s:
         The speed probe: 512 prompt tokens alone, and one token after them.
     """
@@ -65,17 +68,22 @@ class CpuCase:
 def cases() -> tuple[CpuCase, ...]:
     """Read every case that is there."""
     found = [(folder, load(folder)) for folder in _folders()]
-    eager = [_probe(m).decode_step_s for folder, m in found if _args(folder).get("enforce_eager", True)]
-    if not eager:
-        return ()
-    usual_s = statistics.median(eager)
+    settings = [_settings(_args(folder), measured) for folder, measured in found]
+    probes = [_probe(measured) for _, measured in found]
+    alike: dict[int, list[float]] = defaultdict(list)
+    for one, probe in zip(settings, probes, strict=True):
+        if one["eager"]:
+            alike[_pieces(one)].append(probe.prefill_s)
     read = []
-    for folder, measured in found:
-        settings = _settings(_args(folder), measured)
-        index = _probe(measured).decode_step_s / usual_s if settings["eager"] else 1.0
-        probe = _probe(measured)
-        read.append(CpuCase(folder.name, settings, point(measured), index, probe.prefill_s, probe.decode_step_s))
+    for (folder, measured), one, probe in zip(found, settings, probes, strict=True):
+        index = probe.prefill_s / statistics.median(alike[_pieces(one)]) if one["eager"] else 1.0
+        read.append(CpuCase(folder.name, one, point(measured), index, probe.prefill_s, probe.decode_step_s))
     return tuple(read)
+
+
+def _pieces(settings: Mapping[str, Any]) -> int:
+    """Into how many pieces the probe's prompt was cut."""
+    return -(-PROBE_PROMPT_TOKENS // int(settings["tokens"]))
 
 
 def _folders() -> list[Path]:
@@ -107,18 +115,30 @@ def _settings(args: dict[str, Any], measured: Measurement) -> dict[str, Any]:
     }
 
 
-def firsts(found: Sequence[CpuCase]) -> list[CpuCase]:
-    """Leave out second measurements of a configuration, and others that come to the same."""
-    seen: dict[str, CpuCase] = {}
-    for case in sorted(found, key=lambda c: ("-again" in c.name, c.name)):
-        seen.setdefault(json.dumps(case.settings, sort_keys=True), case)
-    return list(seen.values())
+def averaged(found: Sequence[CpuCase]) -> list[CpuCase]:
+    """Make one case, at the median speed, of all measurements of a configuration and those that come to the same."""
+    same: dict[tuple[Any, ...], list[CpuCase]] = defaultdict(list)
+    for case in found:
+        same[_order(case)].append(case)
+    return [_mean(same[key]) for key in sorted(same)]
+
+
+def _order(case: CpuCase) -> tuple[Any, ...]:
+    s = case.settings
+    pool = 0 if s["pool"] == "enough" else s["pool"]
+    return s["seqs"], s["long_prefill"], pool, s["block"], not s["eager"], s["tokens"]
+
+
+def _mean(same: Sequence[CpuCase]) -> CpuCase:
+    seconds = {name: statistics.fmean(c.seconds(name) for c in same) for name in TIMES}
+    first = min(same, key=lambda c: ("-again" in c.name, c.name))
+    return replace(first, point=replace(first.point, **seconds), index=1.0)
 
 
 def pairs(found: Sequence[CpuCase], setting: str) -> Iterator[tuple[CpuCase, CpuCase]]:
-    """Yield neighbours that differ in one setting only, the smaller value of it first."""
+    """Yield neighbours that differ in one setting only, the smaller value of it first; numbers in order."""
     groups: dict[str, list[CpuCase]] = defaultdict(list)
-    for case in firsts(found):
+    for case in averaged(found):
         others = {name: value for name, value in case.settings.items() if name != setting}
         groups[json.dumps(others, sort_keys=True)].append(case)
     for group in groups.values():
@@ -184,8 +204,8 @@ def paired(found: Sequence[CpuCase], setting: str, name: str, judge: Judge, wher
         where=where,
         predicted=False,
         how=(
-            f"Measured, the quickstart's workload (saturated), one run a configuration, pairs that differ in nothing "
-            f"else; {speeds()}. Noise: TTFT {ttft_text}, TPOT {tpot_text}."
+            f"Measured, the quickstart's workload (saturated), one to four runs a configuration, pairs that differ in "
+            f"nothing else; {speeds()}. Noise: TTFT {ttft_text}, TPOT {tpot_text}."
         ),
         header=("configuration", name, "TTFT p95", "TPOT p95"),
         rows=tuple(rows),

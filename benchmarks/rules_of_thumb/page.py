@@ -10,6 +10,8 @@ from benchmarks.rules_of_thumb.model import Finding, Outcome, Tried, Verdict, ve
 PAGE = Path(__file__).parents[2] / "docs" / "rules-of-thumb.md"
 MOST_NAMED = 8
 """Situations that are named one by one; of more, only the number."""
+MOST_ROWS = 20
+"""A longer table is folded."""
 
 HEAD = """\
 # Rules of thumb, tried
@@ -60,9 +62,10 @@ def place(tried: Tried) -> str:
     """Return one place where a rule was tried."""
     kind = "predicted" if tried.predicted else "measured"
     lines = [f"\n### {tried.where[0].upper()}{tried.where[1:]} ({kind})\n", f"{tried.how}\n"]
-    lines.append(
-        table(tried.header, tried.rows) if tried.rows else "Nothing is recorded yet that this could be read from.\n"
-    )
+    shown = table(tried.header, tried.rows) if tried.rows else "Nothing is recorded yet that this could be read from.\n"
+    if len(tried.rows) > MOST_ROWS:
+        shown = f"<details><summary>All {len(tried.rows)} rows</summary>\n\n{shown}\n</details>\n"
+    lines.append(shown)
     lines += [f"- {note}" for note in tried.notes]
     if tried.outcomes:
         lines.append(f"- {said(tried.outcomes)}")

@@ -35,7 +35,11 @@ def fewer_sequences() -> Finding:
             "the last (twin), or between neighbours in `max_num_seqs` or block size (CPU engine, p95)."
         ),
         tried=(*(_twin(mix) for mix in MIXES), _cpu_sequences(), _cpu_blocks()),
-        turns_on="nothing found: where the limit matters at all, it works the other way round",
+        turns_on=(
+            "nothing that gives both: TTFT falls mostly where prompts come in limited pieces or the KV pool is full, "
+            "TPOT rises mostly where the pool is full; elsewhere, where the limit matters at all, it works the other "
+            "way round"
+        ),
         why=(
             "A request beyond `max_num_seqs` waits in the queue until another has ended, and that wait is TTFT; those "
             "inside share each step with fewer others, which is TPOT. A smaller limit therefore trades the other way "

@@ -170,6 +170,21 @@ def test_a_configuration_that_was_measured_again_is_no_neighbour_of_itself() -> 
     assert list(cpu.pairs([case("a"), case("a-again1", ttft_s=1.1)], "tokens")) == []
 
 
+def test_a_configuration_that_was_measured_again_counts_for_the_mean_at_the_median_speed() -> None:
+    found = [case("a", ttft_s=1.0), case("a-again1", ttft_s=2.4, index=1.2), case("b", tokens=64)]
+    (pair,) = cpu.pairs(found, "tokens")
+
+    assert [(c.name, c.seconds("ttft_mean_s")) for c in pair] == [("b", 1.0), ("a", pytest.approx(1.5))]
+
+
+def test_a_long_table_is_folded() -> None:
+    def shown(rows: int) -> str:
+        return page.place(Tried("here", False, "", ("x",), (("1",),) * rows, ()))
+
+    assert "<details>" not in shown(page.MOST_ROWS)
+    assert "<details><summary>All 21 rows</summary>\n\n| x |" in shown(page.MOST_ROWS + 1)
+
+
 def test_noise_is_assumed_until_something_was_measured_twice() -> None:
     once, _ = cpu.noise([case("a"), case("b", tokens=64)], "ttft_mean_s")
     twice, text = cpu.noise([case("a"), case("a-again1", ttft_s=1.1)], "ttft_mean_s")
