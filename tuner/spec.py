@@ -171,9 +171,9 @@ class Search(Section):
         default=None,
         description="End the study when three proposals in a row are expected to grow the front's hypervolume by less "
         "than this share (on a logarithmic scale of times), or with `noise` by less than the noise of one measurement "
-        "of each member of the front changes it; left out: never. Two problems of the benchmark ended after 19 and 28 "
-        "trials with 93 and 87% of the best known hypervolume (`noise`), after 18 and 38 with 93 and 91% (0.01), after "
-        "26 and 52 with 96 and 94% (0.004).",
+        "of each member of the front changes it; left out: never. Two problems of the benchmark ended after 14 and 28 "
+        "trials with 95 and 87% of the best known hypervolume (`noise`), after 17 and 38 with 94 and 91% (0.01), after "
+        "24 and 52 with 97 and 94% (0.004).",
     )
     startup_trials: int = Field(
         default=4,
