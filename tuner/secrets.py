@@ -23,6 +23,8 @@ _SECRET_WORDS = frozenset(
     }
 )  # fmt: skip
 """Words that make a name a secret's. Not "tokens": `max_num_batched_tokens` counts them."""
+_COUNTS = re.compile(r"token_threshold", re.IGNORECASE)
+"""What only sounds like a secret's name: vLLM's `long_prefill_token_threshold` is a number of tokens."""
 
 _SHAPES = re.compile(
     r"""
@@ -38,7 +40,7 @@ _ASSIGNED = re.compile(r"""(?P<name>[A-Za-z_][\w-]*)(?P<sign>["']?\s*[=:]\s*["']
 
 def is_secret(name: str) -> bool:
     """Whether what is stored under this name is a secret: `HF_TOKEN`, `api_key`, `dbPassword`; not `max_tokens`."""
-    return any(word.lower() in _SECRET_WORDS for word in _WORDS.findall(name))
+    return any(word.lower() in _SECRET_WORDS for word in _WORDS.findall(_COUNTS.sub("", name)))
 
 
 def secret_values(*environments: Mapping[str, Any]) -> tuple[str, ...]:

@@ -47,7 +47,8 @@ class Parameter(Section):
     when: dict[str, tuple[Value, ...]] = Field(
         default_factory=dict,
         description="Other parameters of the space, each with the values (one, or a list) at which this one is "
-        "searched; at others it is not set, so that vLLM's default holds.",
+        "searched; at others it is not set, so that vLLM's default holds. A recipe or `tuner try` may set it all the "
+        "same; such a trial is measured, and the sampler learns nothing from it.",
     )
     _zero_is_most: bool = PrivateAttr(default=False)
 
@@ -173,7 +174,12 @@ class Parameter(Section):
 def _identity(value: Value) -> tuple[str, Value]:
     """What two choices have in common exactly if they mean the same to vLLM: 1 is 1.0 and not true."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return ("number", value) if is_number else ("other", repr(value))
+    if is_number:
+        return ("number", value)
+    try:
+        return ("other", json.dumps(value, sort_keys=True))
+    except TypeError:  # a date, keys of two types: refused by name where the study file is read
+        return ("other", repr(value))
 
 
 Space = Mapping[str, Parameter]
@@ -218,11 +224,45 @@ def with_sound_conditions(space: Space) -> Space:
                 raise ValueError(f"{name}.when: {other} is never {strange[0]!r} in this space")
             if not values:
                 raise ValueError(f"{name}.when: give at least one value of {other}")
+            if math.isinf(space[other].cardinality):
+                raise ValueError(f"{name}.when: {other} is any number, and hardly ever {values[0]!r}; give it a step")
     try:
         TopologicalSorter({name: parameter.when.keys() for name, parameter in space.items()}).prepare()
     except CycleError as error:
         raise ValueError(f"`when` leads in a circle: {' → '.join(error.args[1])}; leave out one") from error
-    return space
+    sound = {name: p.model_copy(update={"when": _spelt_alike(space, p)}) for name, p in space.items()}
+    for name in sound:
+        possible: dict[str, list[Value]] = {}
+        for other, values in _conditions(sound, name):
+            known = {_identity(value) for value in values}
+            possible[other] = [value for value in possible.get(other, values) if _identity(value) in known]
+            if not possible[other]:
+                raise ValueError(
+                    f"{name} is never searched: its `when` and those of what it hangs on never agree on {other}"
+                )
+    return sound
+
+
+def _conditions(space: Space, name: str) -> list[tuple[str, tuple[Value, ...]]]:
+    """Return all that must hold where a parameter is searched: its own conditions, and those of what it hangs on."""
+    own = list(space[name].when.items())
+    return own + [further for other, _ in own for further in _conditions(space, other)]
+
+
+def _spelt_alike(space: Space, parameter: Parameter) -> dict[str, tuple[Value, ...]]:
+    """Return a parameter's conditions as the space itself writes those values, each once and in one order: 8 for 8.0.
+
+    So a condition holds for the very values that are proposed, and a study is the same however its file writes it.
+    """
+    alike = {}
+    for name, values in parameter.when.items():
+        other = space[name]
+        if other.choices is None:
+            alike[name] = tuple(sorted({other.nearest(value) for value in values}))
+        else:
+            wanted = {_identity(value) for value in values}
+            alike[name] = tuple(choice for choice in other.choices if _identity(choice) in wanted)
+    return alike
 
 
 @cache

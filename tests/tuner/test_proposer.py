@@ -197,6 +197,27 @@ def test_resumed_study_proposes_what_an_uninterrupted_one_would(tmp_path: Path) 
     assert open_study(tmp_path / "b").ask() == whole.ask()
 
 
+def test_choice_that_is_a_mapping_is_found_again_by_the_next_run(tmp_path: Path) -> None:
+    modes = ({"mode": 0, "cudagraph_mode": "NONE"}, {"mode": 3}, None)
+    space = {**SPACE, "compilation_config": Parameter(choices=modes)}
+    proposed = []
+    for _ in range(12):
+        proposer = Proposer(
+            f"sqlite:///{tmp_path}/optuna.db",
+            "study",
+            space,
+            Search(startup_trials=6),
+            constraints=["ttft_p99_s <= 20"],
+            objectives=[(True, 1), (True, 1)],
+        )
+        proposal = proposer.ask()
+        proposed.append(proposal)
+        tell(proposer, proposal)
+
+    assert {p.source for p in proposed} == {"design", "sampler"}
+    assert all(mode in [p.changes["compilation_config"] for p in proposed] for mode in modes)
+
+
 def test_trial_left_open_by_a_crash_is_known_after_reopening(tmp_path: Path) -> None:
     proposal = open_study(tmp_path).ask()
 
@@ -230,7 +251,7 @@ def test_failures_and_violations_in_any_mix_do_not_stop_the_sampler(tmp_path: Pa
 
 
 PARAMETERS = st.sampled_from(
-    [*SPACE.values(), Parameter(low=0, high=10, step=2), Parameter(choices=("a", None, [1, 2], {"x": 1}))]
+    [*SPACE.values(), Parameter(low=0, high=10, step=2), Parameter(choices=("a", None, [1, 2], {"x": 1, "b": 2}))]
 )
 
 

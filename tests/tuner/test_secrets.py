@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.secrets import MASKED, is_secret, mask, mask_tree, secret_values
+from tuner.space import engine_argument_names
 
 
 @pytest.mark.parametrize(
@@ -18,10 +19,24 @@ def test_names_of_secrets_are_known(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["max_num_batched_tokens", "tokenizer", "TOKENIZERS_PARALLELISM", "monkey", "kv_tokens", "keyword"]
+    "name",
+    [
+        "max_num_batched_tokens",
+        "long_prefill_token_threshold",
+        "dbo_decode_token_threshold",
+        "tokenizer",
+        "TOKENIZERS_PARALLELISM",
+        "monkey",
+        "kv_tokens",
+        "keyword",
+    ],
 )
 def test_names_that_only_look_like_it_are_not(name: str) -> None:
     assert not is_secret(name)
+
+
+def test_no_engine_argument_but_the_token_of_the_hub_counts_as_a_secret() -> None:
+    assert [name for name in sorted(engine_argument_names()) if is_secret(name)] == ["hf_token"]
 
 
 def test_the_value_of_a_secret_variable_is_masked_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,15 @@ from pydantic import ValidationError
 from tuner.design import design_points, value_at
 from tuner.proposer import _distribution
 from tuner.search.encoding import decode, encode
-from tuner.space import Parameter, argument_problem, describe, engine_argument_names, in_order, with_sound_conditions
+from tuner.space import (
+    Parameter,
+    argument_problem,
+    describe,
+    engine_argument_names,
+    in_order,
+    is_active,
+    with_sound_conditions,
+)
 
 NUMBERS = st.integers(-1000, 1000) | st.floats(-1000, 1000, allow_nan=False)
 CHOICES = st.lists(
@@ -196,11 +204,61 @@ def test_description_says_where_a_parameter_is_searched() -> None:
             },
             "in a circle",
         ),
+        (
+            {"a": Parameter(choices=(1, 2), when={"b": (0.5,)}), "b": Parameter(low=0.1, high=0.9)},
+            "a.when: b is any number, and hardly ever 0.5; give it a step",
+        ),
+        (
+            {
+                "a": Parameter(choices=(1, 2), when={"b": (1,), "c": (2,)}),
+                "b": Parameter(choices=(1, 2), when={"c": (1,)}),
+                "c": Parameter(choices=(1, 2)),
+            },
+            "a is never searched: its `when` and those of what it hangs on never agree on c",
+        ),
     ],
 )
 def test_conditions_that_cannot_be_met_are_refused_by_name(space: dict[str, Parameter], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         with_sound_conditions(space)
+
+
+@pytest.mark.parametrize(
+    ("other", "written", "meant"),
+    [
+        (Parameter(choices=(1, 2, 8)), (8.0, 1, 8), (1, 8)),
+        (Parameter(low=0.5, high=0.95, step=0.05), (0.65000001, 0.5), (0.5, 0.65)),
+        (Parameter(low=1, high=16), (16.0, 4), (4, 16)),
+    ],
+)
+def test_conditions_name_the_values_as_the_space_has_them(
+    other: Parameter, written: tuple[float, ...], meant: tuple[float, ...]
+) -> None:
+    sound = with_sound_conditions({"a": Parameter(choices=(1, 2), when={"b": written}), "b": other})
+
+    assert repr(sound["a"].when["b"]) == repr(meant)
+    assert all(is_active(sound, "a", {"a": 1, "b": value}) for value in meant)
+
+
+def test_two_conditions_on_the_same_parameter_hold_where_both_do() -> None:
+    space = {
+        "a": Parameter(choices=(1, 2), when={"b": (1,), "c": (2, 3)}),
+        "b": Parameter(choices=(1, 2), when={"c": (1, 2)}),
+        "c": Parameter(choices=(1, 2, 3)),
+    }
+
+    sound = with_sound_conditions(space)
+
+    assert [c for c in (1, 2, 3) if is_active(sound, "a", {"a": 1, "b": 1, "c": c})] == [2]
+
+
+def test_a_mapping_is_the_same_choice_in_whatever_order_its_keys_come_back() -> None:
+    parameter = Parameter(choices=({"mode": 0, "cudagraph_mode": "NONE"}, {"mode": 3}, None))
+
+    assert parameter.contains({"cudagraph_mode": "NONE", "mode": 0})
+    assert parameter.as_choice({"cudagraph_mode": "NONE", "mode": 0}) == parameter.choices[0]
+    with pytest.raises(ValueError, match="twice"):
+        Parameter(choices=({"mode": 0, "level": 1}, {"level": 1, "mode": 0}))
 
 
 def test_points_of_the_design_set_only_what_is_searched_in_them() -> None:
